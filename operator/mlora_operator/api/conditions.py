@@ -17,7 +17,7 @@ READY = "Ready"  # all stages have loaded the model and the coordinator responds
 WORKERS_AVAILABLE = "WorkersAvailable"  # all worker pods of the current group run
 SERVES_OTHERS = "ServesOthers"  # it serves tasks of other namespaces, as its allowedNamespaces says
 STALLED = "Stalled"  # tasks are training but make no progress; the group is restarted
-
+PLAN_REJECTED = "PlanRejected"  # its workers do not understand what the operator sends; absent until then
 CERTIFICATE_ENDS = "CertificateEnds"  # of its coordinator, within 30 days
 
 # Reasons of Accepted.
@@ -98,6 +98,13 @@ REASON_CROSS_NAMESPACE_ALLOWED = "CrossNamespaceAllowed"  # its namespace may se
 REASON_ENDS_SOON = "EndsSoon"  # within 30 days
 REASON_ENDED = "Ended"  # the coordinator cannot prove itself any more
 REASON_RENEWED = "Renewed"  # another one is there, with a longer life
+
+# Reasons of PlanRejected; the second also of Admitted, of a task of which that is so.
+REASON_WORKERS_REJECT_PLAN = "WorkersRejectPlan"  # the whole plan: no task is admitted and no change arrives
+REASON_WORKERS_REJECT_TASK = (
+    "WorkersRejectTask"  # tasks that are left out of the plan, so that all others go on
+)
+REASON_PLAN_ACCEPTED = "PlanAccepted"  # its workers take the plan now
 
 # Reasons of Stalled.
 REASON_NO_PROGRESS = "NoProgress"  # tasks are training, but no microbatch completes

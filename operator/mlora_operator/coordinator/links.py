@@ -25,6 +25,7 @@ from mlora_operator.coordinator.shapes import Shapes, Unsteady
 from mlora_operator.reconcile.cluster.config_map_texts import no_text
 from mlora_operator.reconcile.ports import Endpoint, ReadText, WriteRefused
 from mlora_operator.reconcile.state.log_fields import about_key
+from mlora_operator.reconcile.state.plan_refusal import refused, taken
 from mlora_operator.reconcile.state.snapshot import Contact, Key, encoded
 from mlora_worker.protocol import Plan, Report
 
@@ -191,18 +192,22 @@ class Links:
 
     async def send_plan(self, pipeline: Key, plan: Plan, read: ReadText = no_text) -> None:
         """Raises CoordinatorError, WriteRefused for a plan that is not understood there, and what ``read`` raises; the
-        contact remembers only a plan that was taken."""
+        contact remembers a plan that was taken, and why another one was not."""
         link = self._link(pipeline)
         report = link.contact.report
+        run = report.run_id if report is not None else None
         told = plan if report is None or report.lacks is not None else await _with_texts(plan, report, read)
         self._permit()
         try:
             await link.client.put_plan(told)
         except NotUnderstood as error:
+            words = refused(link.contact.refused, plan, run, str(error))
+            link.contact = replace(link.contact, refused=words)
             raise WriteRefused(str(error)) from error
         link.contact = replace(
             link.contact,
             sent=plan,
-            sent_run=report.run_id if report is not None else None,
+            refused=taken(link.contact.refused, run),
+            sent_run=run,
             sent_sequence=link.contact.report.sequence if link.contact.report is not None else -1,
         )

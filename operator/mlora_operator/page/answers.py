@@ -122,9 +122,9 @@ def _pipeline(
     pipeline = view.pipeline
     status = sight.pipeline_statuses.get(pipeline.key, pipeline.status)
     spec, group, contact = pipeline.spec, view.group, view.contact
-    ready = condition(status.conditions, c.READY)
     stalled = is_true(status.conditions, c.STALLED)
-    telling = condition(status.conditions, c.STALLED) if stalled else ready
+    rejects = is_true(status.conditions, c.PLAN_REJECTED)
+    telling = condition(status.conditions, c.STALLED if stalled else c.PLAN_REJECTED if rejects else c.READY)
     up = group is not None and group.replicas > 0
     if not up:
         coordinator: Literal["answers", "starting", "lost", "none"] = "none"

@@ -19,7 +19,7 @@ from mlora_operator.reconcile.assignment.priority_bounds import as_counted
 from mlora_operator.reconcile.assignment.replicas import ReplicaFamily, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.memoize import Memoized
-from mlora_operator.reconcile.plan import Counted, Sources, known_generation, next_plan
+from mlora_operator.reconcile.plan import Counted, Planned, Sources, known_generation, next_plan
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Decision, Event, Manifest
 from mlora_operator.reconcile.state.isolation import Isolation
@@ -30,6 +30,7 @@ from mlora_operator.reconcile.status.incremental import TaskStatuses
 from mlora_operator.reconcile.status.lifetime import as_leaving, outlived
 from mlora_operator.reconcile.status.pipeline import invalid_status, pipeline_status
 from mlora_operator.reconcile.status.pipeline_summary import pipeline_context
+from mlora_operator.reconcile.status.plan_rejected import plan_rejected
 from mlora_operator.reconcile.status.retries import retry_event, tried_again
 from mlora_operator.reconcile.status.undecided import isolated_pipeline_status
 from mlora_operator.reconcile.workers.demand import PipelineDemand, demand_of
@@ -41,6 +42,7 @@ from mlora_operator.settings import CatalogueModel, Settings
 from mlora_worker.protocol import TaskPhase
 
 _NOT_IN_PLAN = Admission(AdmissionOutcome.NOT_IN_PLAN)
+_NOT_SENT = Admission(AdmissionOutcome.NOT_SENT)
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | None = None) -> Decision:
@@ -228,17 +230,20 @@ def _decide_pipeline(
     group = workers(seen, wanted)
     waiting = len([task for task in wanting if task.uid not in seen.active])
     here = pipeline_context(seen, fares, turn, now)
+    rejected = plan_rejected(seen, planned.refused, planned.refusal)
 
     def status_of(task: Task) -> TaskStatus:
         if _is_unreadable(task, seen) or task.uid in seen.unjudged:
             return judged.unread(task)
         assert seen.pipeline.spec is not None
         reported = explained(task, seen.reported(task), seen.pipeline.spec, judged.policy)
-        return judged.status(task, here, _place(task, placed, planned.over), reported)
+        return judged.status(task, here, _place(task, seen, placed, planned), reported)
 
     return Decision(
         task_statuses={task.key: judged.of(task, partial(status_of, task)) for task in seen.tasks},
-        pipeline_statuses={key: pipeline_status(seen, wanted, fares, turn, waiting, generation, now)},
+        pipeline_statuses={
+            key: pipeline_status(seen, wanted, fares, turn, rejected, waiting, generation, now)
+        },
         workers={key: group} if group is not None else {},
         delete_pods=pods_to_delete(seen, fares),
         plans={key: plan} if plan is not None else {},
@@ -247,8 +252,17 @@ def _decide_pipeline(
     )
 
 
-def _place(task: Task, placed: Mapping[str, Admission], over: frozenset[str]) -> Admission | None:
-    return placed.get(task.uid, _NOT_IN_PLAN) if task.uid in over else placed.get(task.uid)
+def _place(
+    task: Task, seen: PipelineView, placed: Mapping[str, Admission], planned: Planned
+) -> Admission | None:
+    """Where it is not in the plan that the workers have, that counts, unless it could not be admitted anyway."""
+    place = placed.get(task.uid)
+    may = place is None or place.outcome is AdmissionOutcome.ADMITTED
+    if task.uid in planned.refused and may and task.uid not in seen.active:
+        return Admission(AdmissionOutcome.NOT_UNDERSTOOD, words=planned.refused[task.uid])
+    if planned.refusal is not None and may and not seen.contact.sent_admissions.get(task.uid):
+        return place if task.uid in seen.active else _NOT_SENT
+    return placed.get(task.uid, _NOT_IN_PLAN) if task.uid in planned.over else place
 
 
 def _is_unreadable(task: Task, seen: PipelineView) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
@@ -20,12 +21,15 @@ MOST_BYTES = 16 * 2**20  # of a plan as JSON: keys, specs and, for workers of a 
 
 class Planned(NamedTuple):
     """``plan``: to send now, or None when the coordinator has it already or cannot take it. ``texts``: digests of those to
-    send beside it. ``over``: uids of tasks that wait until there is room for them in a plan."""
+    send beside it. ``over``: uids of tasks that wait until there is room for them in a plan. ``refused``: by uid, what
+    its workers do not understand of tasks that are left out for that. ``refusal``: why they took no such plan before."""
 
     plan: Plan | None = None
     texts: tuple[str, ...] = ()
     over: frozenset[str] = frozenset()
     size: int = 0  # bytes of the plan as JSON
+    refused: Mapping[str, str] = MappingProxyType({})
+    refusal: str | None = None
 
 
 class Counted(NamedTuple):
@@ -89,6 +93,7 @@ def next_plan(
         return _of_task(task, admitted, sent, view, known, made)
 
     counted: list[tuple[Counted, bool]] = []  # and whether the coordinator has it
+    refusal, refused = view.refusal, dict[str, str]()
     named = {task.uid for task in (*wanting, *_suspended_there(view, wanting))}
     for task in order:
         if task.uid not in named:
@@ -99,11 +104,18 @@ def next_plan(
             if sent is None and _holds_steps(view, task):
                 return Planned()
             one = _counted(sent) if sent is not None else None
+        there = task.uid in view.contact.tasks or sent is not None
+        why = refusal.of(one.plan) if one is not None and refusal is not None else None
+        if why is not None and (sent is not None or not there):  # else a plan without it would take it away
+            refused[task.uid] = why
+            one = _counted(sent) if sent is not None else None
         if one is not None:
-            counted.append((one, task.uid in view.contact.tasks or sent is not None))
+            counted.append((one, there))
     counted += ((one, True) for one in _set_aside(isolation, named, view))
     tasks, over, size = _within(counted, view, known)
-    return Planned(_if_new(tasks, view), _asked_for(view), over, size)
+    plan = _if_new(tasks, view)
+    whole = refusal.whole if plan is not None and refusal is not None else None
+    return Planned(plan, _asked_for(view), over, size, refused, whole)
 
 
 class Sources(NamedTuple):

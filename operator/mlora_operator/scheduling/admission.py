@@ -53,6 +53,8 @@ class AdmissionOutcome(StrEnum):
     NOT_IN_PLAN = (
         "NotInPlan"  # the workers have not been told of it, since the plan is full; it comes by itself
     )
+    NOT_UNDERSTOOD = "NotUnderstood"  # its workers do not know what it asks for
+    NOT_SENT = "NotSent"  # its workers refuse the plan that has it, for another reason
     NEVER_FITS = "NeverFits"  # not even alone
     REFUSED = "Refused"  # it does not fit the base model, whatever the memory
 
@@ -63,7 +65,7 @@ class Admission(NamedTuple):
     A waiting one does not fit beside others (``lazy_check``), or stands ``behind`` another one that has waited for long, or
     comes ``after`` one that is about to leave, or fits but for what tasks that are out still hold (``lingers``), or its
     namespace has as many tasks inside as the ``limit`` says, or one trains of which nobody knows what it takes
-    (``unsized``). A refused one has a ``failure``. One that must leave keeps its
+    (``unsized``). A refused one has a ``failure``, and one that is not understood ``words``. One that must leave keeps its
     memory until the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is
     None when it is no more known for whom it leaves.
     """
@@ -77,6 +79,7 @@ class Admission(NamedTuple):
     limit: int | None = None
     lingers: bool = False
     unsized: Candidate | None = None
+    words: str = ""
 
     @property
     def check(self) -> MemoryCheck | None:

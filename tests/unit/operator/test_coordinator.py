@@ -220,10 +220,17 @@ async def test_a_plan_that_was_taken_is_remembered(peer: Peer, server: TestServe
         peer.status = 422
         with pytest.raises(WriteRefused, match="in words"):
             await links.send_plan(TOY, Plan(generation=5))
+        refusal = links.contacts()[TOY].refused
+        assert refusal is not None
+        assert refusal.whole is not None
+        assert "in words" in refusal.whole
         peer.status = 409  # the next one may be taken at once
         with pytest.raises(Invalid):
             await links.send_plan(TOY, Plan(generation=5))
         assert links.contacts()[TOY].sent == Plan(generation=4)
+        peer.status = 200
+        await links.send_plan(TOY, Plan(generation=6))
+        assert links.contacts()[TOY].refused is None
 
 
 async def test_after_a_jump_of_the_clock_a_lost_coordinator_is_lost_from_then_on(server: TestServer) -> None:

@@ -15,6 +15,7 @@ from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
 from mlora_operator.reconcile.state.isolation import Isolation
+from mlora_operator.reconcile.state.plan_refusal import PlanRefusal
 from mlora_operator.reconcile.state.references import keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.state.serving import claims_in_vain
 from mlora_operator.reconcile.state.snapshot import (
@@ -66,6 +67,13 @@ class PipelineView:
     def report(self) -> Report | None:
         """What the coordinator says of now; None while it does not answer."""
         return self.contact.live
+
+    @property
+    def refusal(self) -> PlanRefusal | None:
+        """What the workers that answer now do not understand of plans."""
+        refused = self.contact.refused
+        same = refused is not None and self.report is not None and refused.run == self.report.run_id
+        return refused if same else None
 
     @property
     def present_report(self) -> Report | None:

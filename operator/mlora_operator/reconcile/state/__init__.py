@@ -4,6 +4,7 @@
 ``decision``        all that shall be done
 ``cause``           a reason, and a message
 ``acceptance``      whether a task is served, and where
+``plan_refusal``    what workers say of a plan that they do not understand
 ``references``      Secrets and ConfigMaps that tasks and pipelines name
 ``isolation``       an object about which no decision can be made, beside all others
 ``decode``          objects of the API server become tasks and pipelines

@@ -18,6 +18,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
 from mlora_operator.reconcile.state.cause import Cause
+from mlora_operator.reconcile.state.plan_refusal import PlanRefusal
 from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskPlan, TaskReport
 
@@ -236,6 +237,7 @@ class Contact:
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
     # What ConfigMaps held in the last plan of a run of which nothing else is known, by task's uid.
     texts_before: Mapping[str, TextDigests] = field(default_factory=dict, repr=False)
+    refused: PlanRefusal | None = None  # what its workers do not understand of plans
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken
     progressed: datetime | None = None  # when progress was last seen, in whichever run

@@ -7,6 +7,7 @@
 ``interruptions``     why a task stopped training for a while
 ``lifetime``          deadlines, and when a finished task is removed; ``retries``: when it is tried again
 ``closed_ports``      the network policy, where it is the likely cause
+``plan_rejected``     what workers do not take of a plan
 ``undecided``         of an object about which no decision can be made
 ``incremental``       statuses are worked out again only where something has changed
 

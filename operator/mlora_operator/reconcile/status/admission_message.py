@@ -32,6 +32,14 @@ _NOT_IN_PLAN = AdmissionMessage(
         "a file or a ConfigMap",
     ),
 )
+_NOT_SENT = AdmissionMessage(
+    AdmissionOutcome.NOT_SENT,
+    Cause(
+        c.REASON_WORKERS_REJECT_PLAN,
+        "the workers of its pipeline reject all that the operator sends them: ask the platform team, the pipeline's "
+        "condition PlanRejected has the cause; this task follows automatically",
+    ),
+)
 
 
 def admission_message(
@@ -58,6 +66,14 @@ def admission_message(
             return AdmissionMessage(admission.outcome, Cause(reason, not_yet(admission, task.key.namespace)))
         case AdmissionOutcome.NOT_IN_PLAN:
             return _NOT_IN_PLAN
+        case AdmissionOutcome.NOT_SENT:
+            return _NOT_SENT
+        case AdmissionOutcome.NOT_UNDERSTOOD:
+            told = (
+                f"the workers of its pipeline reject a field of this task: {admission.words}. They are of another version "
+                f"than the operator: leave the field out in a new task, or ask the platform team for workers of its version"
+            )
+            return AdmissionMessage(admission.outcome, Cause(c.REASON_WORKERS_REJECT_TASK, told))
         case AdmissionOutcome.NEVER_FITS:
             return AdmissionMessage(admission.outcome, Cause(c.REASON_EXCEEDS_CAPACITY, too_large(admission)))
         case AdmissionOutcome.PREEMPTED:

@@ -28,15 +28,16 @@ def pipeline_status(
     size: GroupSize,
     fares: GroupHealth,
     turn: GangTurn,
+    rejected: tuple[DesiredCondition, ...],
     waiting: int,
     generation: int | None,
     now: datetime,
 ) -> PipelineStatus:
-    """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
-    plan.
+    """The whole status. ``rejected``: see ``plan_rejected``. ``waiting``: tasks that want the workers and do not train.
+    ``generation``: of the plan.
     """
     state, desired = _conditions(view, size, fares, turn, now)
-    desired += _stalled(view, fares) + _serves_others(view) + _certificate_ends(view, now)
+    desired += _stalled(view, fares) + _serves_others(view) + rejected + _certificate_ends(view, now)
     status, report = view.pipeline.status, view.present_report
     ready = view.group.ready if view.group is not None else 0
     changes: dict[str, object] = {

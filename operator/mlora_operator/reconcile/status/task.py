@@ -146,9 +146,9 @@ def _outline(
         return _runs(
             context, "Training", Cause(c.REASON_TRAINING, f"the task is training in {context.pipeline}")
         )
-    if admission is not None and outcome is AdmissionOutcome.NEVER_FITS:
+    if admission is not None and outcome in (AdmissionOutcome.NEVER_FITS, AdmissionOutcome.NOT_UNDERSTOOD):
         return _waits(task, "Rejected", admission.cause, again)
-    if admission is not None and outcome is AdmissionOutcome.NOT_IN_PLAN:
+    if admission is not None and outcome in (AdmissionOutcome.NOT_IN_PLAN, AdmissionOutcome.NOT_SENT):
         return _waits(task, "Queued", admission.cause, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING and reported.blocked is not None:
         return _waits(task, "Preparing", Cause(c.REASON_WAITING_FOR_STORE, reported.blocked.message), again)

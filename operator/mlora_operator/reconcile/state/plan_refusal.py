@@ -1,0 +1,62 @@
+"""What a pipeline's workers say of a plan that they do not understand, and which of its tasks are the cause. Pure.
+
+Workers of today leave out what they do not understand of one task, and say so in their report. Those of the first builds
+refuse the whole plan, and name the fields by the task's place in it: ``tasks.3.lora.type: ...``. What they named is not
+sent to the same workers again, so that all others get their plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mlora_worker.protocol import Plan, TaskPlan
+
+_FIELD = re.compile(r"\btasks\.(\d{1,9})\b\.?([^;\n]*)")
+WORDS_SHOWN = 300  # characters
+
+
+class RefusedTask(NamedTuple):
+    plan: TaskPlan  # as it was refused
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefusal:
+    """``whole``: why the plan that was sent last was refused, where no task was the cause. ``tasks``: who was, by uid, of
+    any plan that this ``run`` of the workers was sent."""
+
+    run: str | None
+    whole: str | None = None
+    tasks: Mapping[str, RefusedTask] = field(default_factory=dict, repr=False)  # plans hold keys
+
+    def of(self, plan: TaskPlan) -> str | None:
+        """Why these workers do not take the very same."""
+        known = self.tasks.get(plan.uid)
+        return known.words if known is not None and known.plan == plan else None
+
+
+def refused(before: PlanRefusal | None, plan: Plan, run: str | None, words: str) -> PlanRefusal:
+    """After the workers refused ``plan`` with ``words``."""
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for number, about in _FIELD.findall(words):
+        if int(number) < len(plan.tasks):
+            named[plan.tasks[int(number)].uid].append(about.strip())
+    plans = {one.uid: one for one in plan.tasks}
+    now = {uid: RefusedTask(plans[uid], "; ".join(told)[:WORDS_SHOWN]) for uid, told in named.items()}
+    known = _tasks(before, run)
+    new = any(known.get(uid) != one for uid, one in now.items())  # else it was sent all the same
+    return PlanRefusal(run, None if new else words[:WORDS_SHOWN], {**known, **now})
+
+
+def taken(before: PlanRefusal | None, run: str | None) -> PlanRefusal | None:
+    """After the workers took a plan."""
+    tasks = _tasks(before, run)
+    return PlanRefusal(run, None, tasks) if tasks else None
+
+
+def _tasks(before: PlanRefusal | None, run: str | None) -> Mapping[str, RefusedTask]:
+    return before.tasks if before is not None and before.run == run else {}
