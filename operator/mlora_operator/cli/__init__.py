@@ -37,9 +37,11 @@ def guarded(call: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in _FULL:
             _broken(error)
-        # What is left in the buffer would fail once more when the program ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        if error.filename is None:
+            # What is left in the buffer would fail once more when the program ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        written = error.filename if error.filename is not None else "the output"
+        print(f"error: {written} cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(exit_codes.INVALID)
     except Exception as error:
         _broken(error)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from mlora_operator.api import pipeline, task
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import LoRATaskSpec
+from mlora_operator.local.writing import writing
 from mlora_operator.reconcile.ports import Gone
 from mlora_operator.reconcile.state.snapshot import Key
 
@@ -79,7 +80,8 @@ class LocalObjects:
         path = self._path(content)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".tmp")
-        draft.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        with writing(draft):
+            draft.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
         draft.replace(path)  # a reader never sees half a file
 
     def _read(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:

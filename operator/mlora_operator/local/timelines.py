@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlora_operator.coordinator import CoordinatorClient, CoordinatorError, open_session
+from mlora_operator.local.writing import writing
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.stream.chrome_trace import chrome_trace
@@ -41,11 +42,14 @@ def write_timelines(
     file: Path, timelines: Mapping[str, Timeline], render: Callable[[str], bytes] | None = None
 ) -> None:
     """As ``save_timelines``, of timelines by the name of their pipeline. ``render`` makes a PNG of an SVG."""
-    file.write_text(chrome_trace(timelines), encoding="utf-8")
+    with writing(file):
+        file.write_text(chrome_trace(timelines), encoding="utf-8")
     picture = draw([_panel(name, typical(timeline, _DRAWN)) for name, timeline in timelines.items()])
-    file.with_suffix(".svg").write_text(picture, encoding="utf-8")
+    with writing(file.with_suffix(".svg")) as drawn:
+        drawn.write_text(picture, encoding="utf-8")
     if render is not None:
-        file.with_suffix(".png").write_bytes(render(picture))
+        with writing(file.with_suffix(".png")) as drawn:
+            drawn.write_bytes(render(picture))
 
 
 def installed_renderer() -> Callable[[str], bytes] | None:

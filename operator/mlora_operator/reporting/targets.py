@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlora_operator.reporting.curves import LibraryMissing, Reporter, Run
 
-_FORMS = "tensorboard:FOLDER, mlflow:URL or wandb:PROJECT"
+FORMS = "tensorboard:FOLDER, mlflow:URL or wandb:PROJECT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def target(text: str) -> ReportTarget:
     """Raises ValueError, which says how it is written."""
     kind, _, place = text.partition(":")
     if kind not in _OPENERS or not place:
-        raise ValueError(f"{text!r} is not a valid target: write {_FORMS}")
+        raise ValueError(f"{text!r} is not a valid target: write {FORMS}")
     return ReportTarget(kind, place)
 
 

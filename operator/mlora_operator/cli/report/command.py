@@ -23,7 +23,7 @@ from mlora_operator.cli.report.reporters import Reports
 from mlora_operator.download import Access, DownloadError, open_source
 from mlora_operator.reporting.curves import LibraryMissing, ReportError
 from mlora_operator.reporting.published import finished_run
-from mlora_operator.reporting.targets import check_installed, open_reporter, target
+from mlora_operator.reporting.targets import FORMS, check_installed, open_reporter, target
 
 
 def report(
@@ -35,12 +35,12 @@ def report(
         ),
     ],
     to: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             metavar="KIND:PLACE",
-            help="tensorboard:FOLDER, mlflow:URL or wandb:PROJECT; may be repeated.",
+            help="tensorboard:FOLDER, mlflow:URL or wandb:PROJECT; may be repeated. Required.",
         ),
-    ],
+    ] = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -60,6 +60,9 @@ def report(
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Report a task's losses to TensorBoard, MLflow or Weights & Biases. Repeated runs do not create duplicates."""
+    if not to:
+        message = f"--to is missing: write mlora report {what} --to KIND:PLACE, where KIND:PLACE is {FORMS}"
+        raise CommandError(message, exit_codes.INVALID)
     try:
         targets = [target(text) for text in to]
     except ValueError as error:
@@ -102,6 +105,11 @@ def report(
             else:
                 told = f"{written:,} of {len(finished.points):,} points are new"
                 stdout().print(f"{kind}: {finished.run.title}: {told}; {reporter.place()}", markup=False)
+    except CommandError as error:
+        if not of_task or not Path(what).is_dir():
+            raise
+        message = f"{error}\n{what} is taken for the name of a task; for the adapter in the folder here write ./{what}"
+        raise CommandError(message, error.exit_code) from error
     except DownloadError as error:
         raise CommandError(str(error), EXIT_CODES[type(error)]) from error
     except LibraryMissing as error:

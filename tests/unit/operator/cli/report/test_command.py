@@ -81,7 +81,7 @@ def test_a_task_that_trains_is_told_of_by_its_newest_loss_and_a_failed_one_by_it
 @pytest.mark.parametrize(
     ("arguments", "told", "code"),
     [
-        (["./x"], "Missing option", exit_codes.INVALID),
+        (["./x"], "--to is missing", exit_codes.INVALID),
         (["./x", "--to", "aim:x"], "is not a valid target", exit_codes.INVALID),
         (["./x", "--to", TENSORBOARD, "--follow"], "a published adapter is finished", exit_codes.INVALID),
         (["./x", "--to", TENSORBOARD], "no finished adapter", exit_codes.NOT_FOUND),
@@ -113,3 +113,27 @@ def test_a_missing_library_is_told_before_anything_is_asked() -> None:
     error = CliRunner().invoke(app, ["report", "some-task", "--to", "wandb:p"]).exception
     assert isinstance(error, CommandError)
     assert (error.exit_code, "mlora-operator[wandb]" in str(error)) == (exit_codes.INVALID, True)
+
+
+def test_without_a_place_it_says_how_one_is_written() -> None:
+    found = CliRunner().invoke(app, ["report", "got"])
+    assert isinstance(found.exception, CommandError)
+    assert found.exception.exit_code == exit_codes.INVALID
+    assert "mlora report got --to KIND:PLACE" in str(found.exception)
+    assert "tensorboard:FOLDER" in str(found.exception)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_is_taken_for_a_task_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    if there:
+        (tmp_path / "got").mkdir()
+    found = CliRunner().invoke(app, ["report", "got", "--to", TENSORBOARD])
+    assert isinstance(found.exception, CommandError)
+    assert found.exception.exit_code == exit_codes.UNREACHABLE
+    assert str(found.exception).startswith("no kubeconfig at ")
+    assert ("for the adapter in the folder here write ./got" in str(found.exception)) is there
