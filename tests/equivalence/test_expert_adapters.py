@@ -35,6 +35,7 @@ from mlora_worker.protocol import LoRAConfig, MergeQuestion, Training
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, adapter_config, check_adapter, save_weights
 from mlora_worker.storage.artifacts.checkpoint import stage_part
 from mlora_worker.stream.targets import published_names
+from tests.equivalence.mixtures import NF4, wider
 from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import (
     Base,
@@ -46,8 +47,8 @@ from tests.equivalence.tasks import (
     largest_difference,
     train,
 )
-from tests.equivalence.test_experts import NF4, quantised_as_plain, wider
 from tests.equivalence.test_gradients import assert_gradients_are_autograds
+from tests.equivalence.test_quantised_experts import quantised_as_plain
 from tests.equivalence.test_resume import assert_bit_identical, crash_at, play, whole
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, MIXTURES, TARGETS

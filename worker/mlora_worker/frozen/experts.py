@@ -232,7 +232,8 @@ class _Routed(torch.autograd.Function):
             at_router = (back * inner.detach().to(back.dtype)).sum(dim=1)
             bias = experts.bias("down", one.expert)
             if bias is not None:
-                at_router += upstream.to(back.dtype) @ bias.to(back.dtype)
+                # No product with a vector: how one adds up depends on how many rows there are.
+                at_router += (upstream.to(back.dtype) * bias.to(back.dtype)).sum(dim=1)
             grad_weights[tokens, places] = at_router
             inside = [
                 each.to(wide) for each in torch.autograd.grad(inner, (gate, up), (back * factor).to(dtype))
