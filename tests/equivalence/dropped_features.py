@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
+from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
@@ -119,6 +122,8 @@ def factor_of_residuals(stage: Stage) -> Stage:
 def layers_without_positions(stage: Stage) -> Stage:
     for one in _modules(stage, "use_rope"):
         one.use_rope = True
+    for one in _modules(stage, "is_local_attention"):
+        one.is_local_attention = True
     for one in stage.layers.modules():
         if getattr(one, "is_sliding", True) is False or getattr(one, "sliding_window", 1) is None:
             one.is_sliding, one.sliding_window = True, 1000  # type: ignore[assignment]
@@ -162,6 +167,26 @@ def frequencies_by_layer(stage: Stage) -> Stage:
     return replace(stage, layer_types=stage.layer_types[:1] * len(stage.layers))
 
 
+def ones_beside_weights_of_norms(stage: Stage) -> Stage:
+    for one in _modules_of(stage, NemotronLayerNorm1P):
+        one.weight = nn.Parameter(one.weight - 1, requires_grad=False)
+    return stage
+
+
+def squares_of_activations(stage: Stage) -> Stage:
+    for one in _modules(stage, "act_fn"):
+        one.act_fn = nn.ReLU()
+    return stage
+
+
+def gates_of_attention(stage: Stage) -> Stage:
+    return _without_weights(stage, "self_attn.gate_proj")
+
+
+def norms_after_parts(stage: Stage) -> Stage:
+    return _without_norms(stage, "post_mlp_layernorm", "post_feedforward_layernorm")
+
+
 def learned_positions(stage: Stage) -> Stage:
     return replace(stage, positions=None)
 
@@ -181,6 +206,11 @@ def tied_head(stage: Stage) -> Stage:
 
 def factor_of_logits(stage: Stage) -> Stage:
     return replace(stage, logit_factor=1.0)
+
+
+def bias_of_head(stage: Stage) -> Stage:
+    assert isinstance(stage.head_weight, BiasedWeight)
+    return replace(stage, head_weight=stage.head_weight.weight)
 
 
 def capped_logits(stage: Stage) -> Stage:
@@ -265,10 +295,19 @@ def _routers(stage: Stage) -> Iterator[Any]:
 
 
 def further_experts(stage: Stage) -> Stage:
+    for one in _modules_of(stage, CutRouter):
+        if isinstance(one.router, PhimoeTopKRouter):  # which takes two, whatever it has been told
+            one.register_forward_hook(lambda _, __, y: (y[0], y[1] * torch.tensor([1.0, 0.0]), y[2]))
     for one in _routers(stage):
         one.top_k = 1
         if hasattr(one, "per_expert_scale"):  # Gemma 4's has its configuration
             one.config.top_k_experts = 1
+    return stage
+
+
+def thresholds_of_choices(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.router_jitter_noise = 1000.0
     return stage
 
 
@@ -311,7 +350,7 @@ def groups_of_experts(stage: Stage) -> Stage:
 
 def scale_of_experts(stage: Stage) -> Stage:
     for one in _routers(stage):
-        one.routed_scaling_factor = 1.0
+        one.routed_scaling_factor = one.route_scale = 1.0
     return stage
 
 

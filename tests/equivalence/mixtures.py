@@ -45,9 +45,11 @@ def logits(stage: Any) -> Tensor:
 def wider(small_model: Any, model_type: str = "qwen3_moe") -> Base:
     """Wide enough for products whose bits depend on the number of rows."""
     own = FAMILY[model_type]
-    sizes = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 64}
     sizes["num_local_experts" if "num_local_experts" in own else "num_experts"] = 4
     inner = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+    if own.get("rope_parameters", {}).get("rope_type") == "longrope":  # of which it has as many factors
+        sizes["rope_parameters"] = None
     sizes |= {name: 64 for name in inner if name in own}
     saved = small_model(model_type, **(FAMILY[model_type] | sizes))
     return Base(saved.folder, saved.model)

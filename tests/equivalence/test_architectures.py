@@ -76,9 +76,20 @@ def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type
 
 
 @pytest.mark.parametrize(
-    "model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite", "granitemoe", "granitemoehybrid"]
+    "model_type",
+    [
+        "cohere",
+        "cohere2",
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "phi",
+        "phimoe",
+    ],
 )
-def test_losses_and_scores_know_the_factors_and_caps_of_logits(small_model: Any, model_type: str) -> None:
+def test_losses_and_scores_know_factors_caps_and_biases_of_logits(small_model: Any, model_type: str) -> None:
     saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY[model_type])
     parts = [load(saved, stage, 2) for stage in range(2)]
     hidden, logits = last_hidden(parts), transformers_logits(saved).double()
@@ -113,7 +124,8 @@ _NORMS_OF_HEADS = [
     "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "lfm2_moe", "olmo2", "olmo3",
     "olmoe", "qwen3",
     "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS, "apertus", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "internvl", "minimax_m2",
+    "internvl", "minimax_m2", "afmoe", "exaone_moe", "flex_olmo", "phi with norms of q and k",
+    "stablelm, parallel, norms of heads",
 ]  # fmt: skip
 _GEMMA4_MOE = ["gemma4 of experts", "gemma4_text of experts"]
 _MIXTURES = [*MIXTURES, *_GEMMA4_MOE]
@@ -125,11 +137,12 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "llava of mistral", "ministral",
         "mistral", "mistral3", "gpt_oss", "mixtral", "olmo3", "phi3, partly rotated, windows", "qwen2",
         "qwen2_5_vl with windows", "qwen3 with windows", "qwen3_moe, experts in each second layer, windows",
-        "smollm3 with windows", "starcoder2", "dots1", "aya_vision", "cohere2_vision"]),
-    (without.capped_scores, EACH, ["gemma2"]),
+        "smollm3 with windows", "starcoder2", "dots1", "aya_vision", "cohere2_vision", "afmoe", "exaone_moe",
+        "phimoe, a plain head, windows", "vaultgemma"]),
+    (without.capped_scores, EACH, ["gemma2", "vaultgemma"]),
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
-        "granitemoe", "granitemoehybrid", "granitemoeshared"]),
+        "granitemoe", "granitemoehybrid", "granitemoeshared", "vaultgemma"]),
     (without.norms_of_queries, EACH, _NORMS_OF_HEADS),
     (without.norms_of_keys, EACH, _NORMS_OF_HEADS),
     (without.biases, EACH, [
@@ -137,19 +150,23 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
         "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
         "qwen2_5_vl",
-        "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe", "glm4v", "internvl of qwen2"]),
+        "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe", "glm4v", "internvl of qwen2",
+        "glm4v_moe", "nemotron with biases, tied", "phi", "phimoe", "stablelm"]),
     (without.further_experts, EACH, _MIXTURES),
+    (without.thresholds_of_choices, EACH, ["phimoe"]),
     (without.weights_of_experts, EACH, _MIXTURES),
     (without.norm_of_experts_weights, EACH, [
         "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next", "lfm2_moe",
-        "dots1", "glm4_moe_lite", "qwen2_moe"]),
+        "dots1", "glm4_moe_lite", "qwen2_moe", "exaone_moe", "glm4v_moe"]),
     (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe", "dots1", "ernie4_5_moe",
-        "glm4_moe_lite", "minimax_m2"]),
-    (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe", "deepseek_v2", "dots1", "glm4_moe_lite"]),
-    (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe", "deepseek_v2", "dots1", "glm4_moe_lite"]),
+        "glm4_moe_lite", "minimax_m2", "afmoe", "exaone_moe", "glm4v_moe"]),
+    (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe", "deepseek_v2", "dots1", "glm4_moe_lite", "exaone_moe",
+        "glm4v_moe"]),
+    (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe", "deepseek_v2", "dots1", "glm4_moe_lite",
+        "afmoe", "exaone_moe", "glm4v_moe"]),
     (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_next", "deepseek_v2", "dots1", "ernie4_5_moe", "glm4_moe_lite", "hunyuan_v1_moe", "granitemoeshared",
-        "qwen2_moe"]),
+        "qwen2_moe", "afmoe", "exaone_moe", "glm4v_moe"]),
     (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen2_moe"]),
     (without.scales_of_experts, EACH, _GEMMA4_MOE),
     (without.scales_of_routers, EACH, _GEMMA4_MOE),
@@ -167,15 +184,18 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
     (without.factor_of_residuals, EACH, ["granite", "granitemoe", "granitemoehybrid", "granitemoeshared"]),
-    (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3", "aya_vision", "cohere2_vision"]),
+    (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3", "aya_vision", "cohere2_vision", "exaone_moe",
+        "afmoe"]),
     (without.scaled_frequencies, EACH, [
         "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn",
         "olmo3", "deepseek_v2", "hunyuan_v1_dense", "hunyuan_v1_moe"]),
     (without.scale_of_rotations, EACH, ["gpt_oss", "llama, yarn"]),
     (without.partial_rotation, EACH, [
-        "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", *_DELTA_NETS, "minimax_m2"]),
-    (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
-    (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
+        "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", *_DELTA_NETS, "minimax_m2", "nemotron"]),
+    (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it",
+        "phimoe"]),
+    (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it",
+        "phimoe"]),
     (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
     (without.norms_of_values, EACH, ["gemma4", "gemma4_text"]),
     (without.scalars_of_layers, EACH, ["gemma4", "gemma4_text"]),
@@ -187,13 +207,18 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.skips_of_states, EACH, _MAMBAS),
     (without.limits_of_steps, EACH, ["granitemoehybrid"]),
     (without.gates_of_states, EACH, _QWEN3_5),
+    (without.ones_beside_weights_of_norms, EACH, ["nemotron"]),
+    (without.squares_of_activations, EACH, ["arcee", "nemotron"]),
+    (without.gates_of_attention, EACH, ["afmoe"]),
+    (without.norms_after_parts, EACH, ["afmoe", "flex_olmo"]),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
     (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite",
-        "granitemoe", "granitemoehybrid", "granitemoeshared"]),
+        "granitemoe", "granitemoehybrid", "granitemoeshared", "afmoe", "vaultgemma"]),
     (without.tied_head, LAST, TIED),
     (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe", "granitemoehybrid",
         "granitemoeshared"]),
-    (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text"]),
+    (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text", "vaultgemma"]),
+    (without.bias_of_head, LAST, ["phi", "phimoe"]),
 ]  # fmt: skip
 
 

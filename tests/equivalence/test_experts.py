@@ -40,6 +40,7 @@ STORED = dict.fromkeys(EXPERT_TYPES, "mlp.experts.5.up_proj.weight") | {
     "lfm2_moe": "feed_forward.experts.5.w3.weight",
     "minimax_m2": "block_sparse_moe.experts.5.w3.weight",
     "mixtral": "block_sparse_moe.experts.5.w3.weight",
+    "phimoe": "block_sparse_moe.experts.5.w3.weight",
 }
 
 
@@ -99,6 +100,8 @@ def test_a_tensor_of_one_expert_that_is_not_known_is_refused(small_model: Any, t
         ("qwen3_next", False),
         ("granitemoehybrid", False),
         ("gpt_oss", False),
+        ("phimoe", False),
+        ("afmoe", False),
     ],
 )
 def test_a_task_has_the_bits_of_itself_alone_beside_any_neighbour(

@@ -133,7 +133,7 @@ def test_what_a_stage_takes_is_the_text_parts(small_model: Any, kind: str) -> No
     saved = small(small_model, kind)
     (shape,) = stage_shapes(saved.folder, 1, torch.float32)
     text = [p for name, p in saved.model.named_parameters() if "language_model" in name or "lm_head" in name]
-    scales = ("language_model.embed_tokens.embed_scale", "layer_scalar")
+    scales = ("language_model.embed_tokens.embed_scale", "layer_scalar", "e_score_correction_bias")
     text += [buffer for name, buffer in saved.model.named_buffers() if name.endswith(scales)]
     assert shape.parameters == sum(p.numel() for p in text)
     assert shape.parameters < sum(p.numel() for p in saved.model.parameters())

@@ -296,10 +296,10 @@ class CutRouter(nn.Module):
         self.router, self.segments = router, segments
 
     def forward(self, hidden: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-        """``others``: what is the same for all tokens."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        counts = self.segments.cut(len(flat), flat.device)
+        """``hidden`` [tokens, size] or [1, tokens, size], whichever the model gives it; ``others``: what is the same for
+        all tokens."""
+        counts = self.segments.cut(hidden.shape[-2], hidden.device)
         if len(counts) == 1:
-            return tuple(self.router(flat, *others))
-        parts = [self.router(part, *others) for part in torch.split(flat, list(counts))]
+            return tuple(self.router(hidden, *others))
+        parts = [self.router(part, *others) for part in torch.split(hidden, list(counts), dim=-2)]
         return tuple(torch.cat(each) for each in zip(*parts, strict=True))

@@ -14,6 +14,7 @@
 ``fusing``        one pass or kernel for a norm, a gated activation, a rotary embedding, where it equals the model's own
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows
+``handed_on``     where packed rows begin, for the attention of layers that do not hand it on
 ``sinks``         the same with a sink for each head
 ``recurrent``     layers that carry a state, which begins at each packed row
 ``loss``          cross entropy over supervised positions, in chunks

@@ -19,6 +19,7 @@ from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.experts import ExpertStack, stack_of
 from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Family
+from mlora_worker.model.handed_on import hand_on, tell_window
 from mlora_worker.model.recurrent import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
@@ -193,10 +194,12 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
         raise UnsupportedModel(
             f"{type(model).__name__} is not built as expected: its decoder has no {', no '.join(missing)}"
         )
-    if head.bias is not None:
-        raise UnsupportedModel("a head with a bias is not supported")
     if not all(getattr(module, "is_causal", True) for module in model.base_model.modules()):
         raise UnsupportedModel("bidirectional attention is not supported: use a causal language model")
+    if family.uninformed is not None:
+        hand_on(decoder_layers(model), family.uninformed)
+    if family.masked_window is not None:
+        tell_window(decoder_layers(model), family.masked_window, model.config.sliding_window)
     model.requires_grad_(False)
     return model.eval()
 

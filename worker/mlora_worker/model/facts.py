@@ -91,6 +91,8 @@ def stage_shapes(
         ]
         if stage == stages - 1 and not (architecture.tied_head and stages == 1):
             tensors.append(head.weight)
+        if stage == stages - 1 and head.bias is not None:
+            tensors.append(head.bias)
         resident = sum(tensor.nbytes for tensor in tensors) + rotary_bytes
         matrices = [(linear, 1) for linear in architecture.linears if linear.layer in own]
         for stack in architecture.experts:

@@ -29,8 +29,13 @@ class Family:
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
     rope_types: tuple[str, ...] = ()  # of its own, beside those that all may have
     without: tuple[str, ...] = ()  # configuration fields that must not be set (``REFUSED_OPTIONS``)
+    # In each layer, the attention to which it does not hand on where packed rows begin (``handed_on``).
+    uninformed: str | None = None
+    # In each layer, the attention that is not told of a window, which masks alone have in transformers.
+    masked_window: str | None = None
     # Configuration fields of what is done between the parts:
     embedding_factor: str | None = None  # embeddings are multiplied by it
+    embedding_root: str | None = None  # whether they are by the root of the hidden size
     logit_factor: str | None = None  # logits are multiplied by it
     logit_divisor: str | None = None  # logits are divided by it
     logit_cap: str | None = None  # then logits become cap * tanh(logits / cap)
@@ -58,7 +63,9 @@ _STACKS = ExpertNames()  # for which PEFT has no words
 _MIXTRAL = ExpertNames(
     stored_block="block_sparse_moe", single=("w1", "w3", "w2"), in_peft=("w1", "w2", "w3", "gate")
 )
+_AFMOE = replace(_EXPERTS, router="router")
 _ERNIE = replace(_EXPERTS, corrections="moe_statics.e_score_correction_bias")
+_EXAONE = replace(_EXPERTS, corrections="e_score_correction_bias")
 _HUNYUAN = replace(_EXPERTS, active="moe_topk", in_peft=(*_EXPERTS.in_peft, "wg"))
 _MINIMAX = replace(_MIXTRAL, corrections="e_score_correction_bias")
 _GRANITE_MOE = ExpertNames(
@@ -69,11 +76,19 @@ _GRANITE_MOE = ExpertNames(
 )
 _LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
+_PHI_MOE = ExpertNames(
+    router="router",
+    stored_block="block_sparse_moe",
+    stored_router="gate",
+    single=("w1", "w3", "w2"),
+    in_peft=("router",),  # a linear module of its own kind, which PEFT's all-linear takes, too
+)
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
 _MOE = Family(experts=_EXPERTS, without=_AUXILIARY)
 
 FAMILIES: dict[str, Family] = {
+    "afmoe": Family(embedding_root="mup_enabled", experts=_AFMOE, without=_AUXILIARY),
     "apertus": _PLAIN,
     "arcee": _PLAIN,
     "cohere": _COHERE,
@@ -84,6 +99,8 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5": _PLAIN,
     "ernie4_5_moe": Family(experts=_ERNIE, without=_AUXILIARY),
     "exaone4": _PLAIN,
+    "exaone_moe": Family(experts=_EXAONE, without=_AUXILIARY),
+    "flex_olmo": _MOE,
     "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
     "gemma3_text": Family(logit_cap="final_logit_softcapping", rotary_by_layer_type=True),
@@ -111,10 +128,14 @@ FAMILIES: dict[str, Family] = {
     "ministral3": _PLAIN,
     "mistral": _PLAIN,
     "mixtral": Family(experts=_MIXTRAL, without=_AUXILIARY),
+    "nemotron": Family(uninformed="self_attn"),
+    "olmo": Family(without=("clip_qkv",)),
     "olmo2": _PLAIN,
     "olmo3": Family(rotary_by_layer_type=True),
     "olmoe": Family(experts=_EXPERTS, without=("clip_qkv", *_AUXILIARY)),
+    "phi": Family(norm="final_layernorm"),
     "phi3": _PLAIN,
+    "phimoe": Family(experts=_PHI_MOE, masked_window="self_attn", without=_AUXILIARY),
     "qwen2": _PLAIN,
     "qwen2_moe": Family(experts=_STACKS, without=("use_sliding_window", *_AUXILIARY)),
     "qwen3": _PLAIN,
@@ -124,11 +145,15 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": _MOE,
     "seed_oss": _PLAIN,
     "smollm3": _PLAIN,
+    "stablelm": Family(uninformed="self_attn"),
     "starcoder2": _PLAIN,
+    "vaultgemma": Family(logit_cap="final_logit_softcapping"),
 }
 
 
 def embedding_factor_of(family: Family, config: PretrainedConfig) -> float:
+    if family.embedding_root and getattr(config, family.embedding_root):
+        return float(config.hidden_size**0.5)
     return float(getattr(config, family.embedding_factor)) if family.embedding_factor else 1.0
 
 
@@ -157,8 +182,5 @@ REFUSED: dict[str, str] = {
     "llama4": "its attention in chunks has not been compared, nor its experts, of which the inputs are weighted",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
-    "nemotron": "its layers, as transformers has them, do not pass on where packed rows begin",
-    "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
-    "phimoe": "its head has a bias, which the chunked loss does not know",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import SegmentTokens
 from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import PlainWeight
@@ -120,10 +121,13 @@ def load_stage(
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
     )
     norm = filled(family.norm) if last else None
-    head_weight = None
+    head = None
     if last:
         head_weight, tied_head = _head_weight(model, family, reader, embedding)
         architecture = replace(architecture, tied_head=tied_head)
+        head, bias = freeze_head(head_weight), model.get_output_embeddings().bias
+        if bias is not None:
+            head = BiasedWeight(head, reader.read(_head_name(model, "bias"), bias.shape))
     end = nn.ModuleList([] if norm is None else [norm])
     fuse(end, device)
     rotary = parts[family.rotary] if family.rotary else None
@@ -140,7 +144,7 @@ def load_stage(
         embedding=embedding,
         positions=positions,
         norm=end[0] if last else None,
-        head_weight=None if head_weight is None else freeze_head(head_weight),
+        head_weight=head,
         logit_cap=getattr(text, family.logit_cap) if family.logit_cap else None,
         embedding_factor=embedding_factor_of(family, text),
         logit_factor=logit_factor_of(family, text),
@@ -156,10 +160,10 @@ def load_stage(
     )
 
 
-def _head_name(model: PreTrainedModel) -> str:
+def _head_name(model: PreTrainedModel, tensor: str = "weight") -> str:
     head = model.get_output_embeddings()
     (name,) = (name for name, module in model.named_modules() if module is head)
-    return f"{name}.weight"
+    return f"{name}.{tensor}"
 
 
 def _head_weight(

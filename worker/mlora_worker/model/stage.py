@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import FrozenExperts, SegmentTokens
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.quantised import QuantisedWeight
@@ -39,7 +40,7 @@ class Stage:
     embedding: nn.Module | None  # first stage
     positions: nn.Module | None  # first stage, where they are learned
     norm: nn.Module | None  # last stage
-    head_weight: FrozenWeight | None  # [vocabulary, size], last stage
+    head_weight: FrozenWeight | None  # [vocabulary, size], last stage; perhaps with a bias
     logit_cap: float | None  # logits become cap * tanh(logits / cap)
     embedding_factor: float  # embeddings are multiplied by it
     logit_factor: float  # logits are, before they are capped
@@ -83,6 +84,8 @@ class Stage:
             if not isinstance(module, FrozenWeight)
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
         ]
+        if isinstance(self.head_weight, BiasedWeight):
+            own.append(self.head_weight.get_buffer("bias"))
         if self.head_weight is not None and not (self.architecture.tied_head and self.first):
             weights.append(self.head_weight)
         return sum(tensor.numel() for tensor in own) + sum(math.prod(weight.shape) for weight in weights)

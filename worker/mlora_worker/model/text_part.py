@@ -52,6 +52,7 @@ TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     "gemma3": {"gemma3_text": replace(FAMILIES["gemma3_text"], logit_cap=None)},
     "gemma4": {"gemma4_text": FAMILIES["gemma4_text"]},
     "glm4v": {"glm4v_text": _PLAIN},
+    "glm4v_moe": {"glm4v_moe_text": FAMILIES["glm4_moe"]},
     "internvl": {kind: FAMILIES[kind] for kind in ("llama", "qwen2", "qwen3")},
     "lfm2_vl": {"lfm2": FAMILIES["lfm2"]},
     "llava": _LLAVA,

@@ -203,6 +203,7 @@ _EXAONE = (
     "{{ '[|endofturn|]\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[|assistant|]\n<think>\n\n</think>\n\n' }}{% endif %}"
 )
+_K_EXAONE = _EXAONE.replace("[|", "<|").replace("|]", "|>")
 _ERNIE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ 'User: ' + m.content + '\n' }}"
     "{% elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + eos_token }}"
@@ -253,6 +254,10 @@ _APERTUS = (
     "{{ bos_token }}<|system_start|>You help.<|system_end|>{% for m in messages %}"
     "{{ '<|' + m.role + '_start|>' + m.content + '<|' + m.role + '_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant_start|>' }}{% endif %}"
+)
+_ZEPHYR = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 _HARMONY = (
     "<|start|>system<|message|>Reasoning: medium<|end|>{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -398,6 +403,22 @@ FORMS = (
          "two</s>four</s>", bos="<|begin_of_sentence|>", vocabulary="pieces"),
     Form("Seed-OSS", "seed_oss", _SEED, ("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>"), "<seed:eos>",
          "two<seed:eos>", "two<seed:eos>four<seed:eos>", bos="<seed:bos>"),
+    Form("Phi-2", "phi", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("Phi-3.5 of experts", "phimoe", _PHI3, ("<s>", "<|endoftext|>"), "<|endoftext|>", "two<|end|>",
+         "two<|end|>four<|end|>", bos="<s>", takes_white_space=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+         vocabulary="pieces"),
+    Form("StableLM 2 Zephyr", "stablelm", _ZEPHYR, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
+         "two<|endoftext|>four<|endoftext|>"),
+    Form("Minitron", "nemotron", None, ("<s>", "</s>"), "</s>", "two</s>", None, bos="<s>"),
+    Form("OLMo", "olmo", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("OLMo Instruct", "olmo", _OLMO2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
+         "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
+    Form("FlexOlmo", "flex_olmo", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("VaultGemma", "vaultgemma", None, ("<bos>", "<eos>"), "<eos>", "two<eos>", None, bos="<bos>"),
+    Form("Trinity", "afmoe", "{{ bos_token }}" + _CHATML, ("<|begin_of_text|>", *_IM), "<|im_end|>", "two<|im_end|>",
+         "two<|im_end|>four<|im_end|>", bos="<|begin_of_text|>"),
+    Form("K-EXAONE", "exaone_moe", _K_EXAONE, ("[BOS]", "<|system|>", "<|user|>", "<|assistant|>", "<|endofturn|>"),
+         "<|endofturn|>", "two<|endofturn|>", "two<|endofturn|>four<|endofturn|>", bos="[BOS]", marks=_THINK),
     Form("StarCoder2", "starcoder2", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
     Form("StarCoder2 Instruct", "starcoder2", _STARCODER2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
          "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.linear import FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import DenseMultiplier, PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
@@ -50,6 +51,18 @@ def test_both_products_are_those_of_the_dense_matrix(kind: type[PlainWeight] | t
     assert multiplier.back(out, out=total).data_ptr() == total.data_ptr()
     torch.testing.assert_close(total, out @ matrix)
     torch.testing.assert_close(multiplier.back(out, onto=total), 2 * out @ matrix)
+
+
+def test_a_weight_with_a_bias_adds_it_to_its_products_and_has_the_gradient_of_the_matrix() -> None:
+    matrix, bias, x = example()
+    weight = BiasedWeight(PlainWeight(matrix), bias)
+    rows, multiplier = x.reshape(-1, 3), weight.multiplier(torch.float64)
+    wanted = rows.double() @ matrix.double().T + bias.double()
+    torch.testing.assert_close(multiplier.times(rows.double()), wanted)
+    torch.testing.assert_close(multiplier.times(rows.double(), bias.double()), wanted + bias.double())
+    torch.testing.assert_close(multiplier.back(wanted), wanted @ matrix.double())
+    torch.testing.assert_close(weight(x).reshape(-1, 5), wanted.float())
+    assert weight.resident_bytes == 4 * (15 + 5)
 
 
 @pytest.mark.parametrize("kind", [PlainWeight, Halved])

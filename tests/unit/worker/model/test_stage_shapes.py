@@ -50,6 +50,9 @@ from tests.fixtures.model_options import FAMILY, VARIANTS
         "hunyuan_v1_moe",
         "minimax_m2",
         "ernie4_5_moe",
+        "afmoe",
+        "phi",
+        "phimoe",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
