@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mlora_worker.frozen.onednn import OneDnnWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available, joins_rows
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if available(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no oneDNN")
@@ -66,10 +66,12 @@ def cut(draw: st.DrawFn) -> tuple[int, int]:
     return start, draw(st.integers(start + 1, MOST))
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if joins_rows(dtype)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(shape: tuple[int, int]) -> None:
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
     """Whatever their number, and wherever it lies among them: this is what lets tasks share a product."""
-    dtype = torch.float32
     multiplier = OneDnnWeight(drawn(*shape, dtype=dtype)).multiplier(dtype)
     assert multiplier.joins_rows
     x, grad = drawn(MOST, shape[1], dtype=dtype, seed=1), drawn(MOST, shape[0], dtype=dtype, seed=2)
@@ -88,9 +90,13 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(shape: tuple[int, i
     alone()
 
 
-def test_narrow_rows_are_not_multiplied_together() -> None:
-    """Processors that multiply tiles of them add up by the number of rows."""
+def test_where_tiles_are_multiplied_narrow_rows_are_not_multiplied_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processors with units for tiles add up by the number of rows."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert not OneDnnWeight(drawn(17, 33, dtype=torch.bfloat16)).multiplier(torch.bfloat16).joins_rows
+    assert OneDnnWeight(drawn(17, 33, dtype=torch.float32)).multiplier(torch.float32).joins_rows
 
 
 PROGRAM = """

@@ -1,8 +1,9 @@
 """Which library multiplies with the frozen weights of a stage: the fastest one here that is exact enough.
 
 The candidates are timed for some milliseconds on matrices of the stage's own shapes. Results of two libraries differ in
-their last bits, so the choice must be the same at the next start and on the next rank: where it matters, one is more than
-twice as fast as the other, and where they are alike the plain way stays. What lies between is not worth the memory.
+their last bits, so the choice must be the same at the next start and on the next rank. Seen are libraries that are alike,
+and oneDNN at more than twice the other's speed, so both bounds are far from what is measured. Where oneDNN multiplies the
+rows of all tasks at once and torch each task's by themselves, alike is enough: that saves a tenth of a step.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from mlora_worker.frozen.linear import Freeze
-from mlora_worker.frozen.onednn import OneDnnWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available, joins_rows
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
 
 PLAIN, ONEDNN = PlainWeight.library, OneDnnWeight.library
-_FASTER = 1.3  # than the plain way, for the other one to be taken
+# Times the speed of the plain way, for the other one to be taken: where it joins the rows of all tasks, and where not.
+_JOINING, _CUTTING = 0.8, 1.3
 _ROWS = 192
 _CHECKED = 8  # of them are held against the exact product
 _LARGEST = 2048  # rows and columns of a matrix that is timed: a part of a larger one behaves like it
@@ -40,9 +42,10 @@ class Chosen:
 
 
 def choose(
-    shapes: Shapes, dtype: torch.dtype, device: torch.device, *, room: bool, clock: Clock = time.perf_counter
+    shapes: Shapes, dtype: torch.dtype, device: torch.device, *, room: bool, clock: Clock = time.thread_time
 ) -> Chosen:
-    """``room``: there is memory for the library's kernels (``stream.libraries``)."""
+    """``room``: there is memory for the library's kernels (``stream.libraries``). ``clock``: of processor time, so that
+    what else the machine does cannot change the choice."""
     why = no_choice(dtype, device)
     if why is not None:
         return plainly(why)
@@ -59,7 +62,7 @@ def choose(
         for name, once in _seconds({PLAIN: plain, ONEDNN: other}, x, clock).items():
             seconds[name] += whole * once
     gain = seconds[PLAIN] / seconds[ONEDNN]
-    if gain < _FASTER:
+    if gain < (_JOINING if joins_rows(dtype) else _CUTTING):
         return plainly(f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory")
     return Chosen(ONEDNN, OneDnnWeight, f"they are {gain:.2f} times as fast here as torch's own")
 
@@ -94,7 +97,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 def _seconds(weights: Mapping[str, FrozenWeight], x: Tensor, clock: Clock) -> dict[str, float]:
-    """Of both products, by turns, so that what else the machine does hits all alike. The first round, which makes kernels,
+    """Of both products, by turns, so that a cache which others fill hits all alike. The first round, which makes kernels,
     does not count."""
     found = dict.fromkeys(weights, float("inf"))
     for turn in range(1 + _TRIES):

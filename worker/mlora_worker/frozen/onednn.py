@@ -5,7 +5,7 @@ it stays on a narrower path, at less than half the speed. Weights are not kept i
 that it needs in order as it goes, which costs at most 5 % of a product and 12 % of a head's (measured); copies in order,
 one for each direction, would cost twice the weights' memory.
 
-In float32 a row's result is the same bits whatever rows are beside it and wherever it lies among them
+A row's result is the same bits whatever rows are beside it and wherever it lies among them
 (``tests/equivalence/test_onednn_products.py``), so rows of many tasks are multiplied together. In bfloat16 it is not on
 processors that multiply tiles (AMX), so there each task's rows are multiplied by themselves.
 """
@@ -32,6 +32,11 @@ def available(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def joins_rows(dtype: torch.dtype) -> bool:
+    """Whether a row's result knows nothing of the rows beside it, on this processor."""
+    return dtype == torch.float32 or not torch.cpu._is_amx_tile_supported()
+
+
 class OneDnnWeight(PlainWeight):
     """float32 or bfloat16, on the CPU."""
 
@@ -56,7 +61,7 @@ class _OneDnnMultiplier:
 
     @property
     def joins_rows(self) -> bool:
-        return self.forward.dtype == torch.float32
+        return joins_rows(self.forward.dtype)
 
     def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         y: Tensor = _LIBRARY._linear_pointwise(_two(x), self.forward, bias, "none", [], "")[: len(x)]

@@ -37,7 +37,25 @@ def clock_of(plain: float, packed: float) -> Clock:
     ("plain", "packed", "taken"),
     [(2.4, 1.0, "oneDNN"), (1.0, 1.0, "torch"), (1.2, 1.0, "torch"), (1.0, 2.0, "torch")],
 )
-def test_the_faster_one_is_taken_where_it_is_much_faster(plain: float, packed: float, taken: str) -> None:
+def test_where_rows_are_cut_the_other_is_taken_only_if_it_is_much_faster(
+    plain: float, packed: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "joins_rows", lambda _: False)
+    check(plain, packed, taken)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("plain", "packed", "taken"),
+    [(2.4, 1.0, "oneDNN"), (1.0, 1.0, "oneDNN"), (0.9, 1.0, "oneDNN"), (1.0, 2.0, "torch")],
+)
+def test_where_rows_are_joined_it_is_taken_unless_it_is_much_slower(
+    plain: float, packed: float, taken: str
+) -> None:
+    check(plain, packed, taken)
+
+
+def check(plain: float, packed: float, taken: str) -> None:
     chosen = choose(SHAPES, torch.float32, CPU, room=True, clock=clock_of(plain, packed))
     assert chosen.name == taken
     assert chosen.freeze is (OneDnnWeight if taken == "oneDNN" else PlainWeight)

@@ -15,7 +15,7 @@ MIB = 2**20
         (135 * MIB, None, True),
         (135 * MIB, 10 * KERNEL_BYTES, True),
         (135 * MIB, 9 * KERNEL_BYTES, False),  # a tight budget is for the tasks
-        (MIB - 1, None, False),  # nothing to be won
+        (16 * MIB - 1, None, False),  # nothing to be won
     ],
 )
 def test_it_follows_from_the_weights_and_the_budget(parameters: int, budget: int | None, may: bool) -> None:
