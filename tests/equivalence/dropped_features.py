@@ -19,7 +19,14 @@ from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
-from mlora_worker.model.recurrent import PackedDeltaNet, PackedMamba, PackedNextDeltaNet, PackedShortConv
+from mlora_worker.model.recurrent import (
+    PackedDeltaNet,
+    PackedFalconMamba,
+    PackedMamba,
+    PackedNemotronMamba,
+    PackedNextDeltaNet,
+    PackedShortConv,
+)
 from mlora_worker.model.rotary import LongRope
 from mlora_worker.model.stage import Stage
 
@@ -32,7 +39,8 @@ def _modules_of(stage: Stage, *kinds: type[nn.Module]) -> Iterator[Any]:
     return (one for one in stage.layers.modules() if isinstance(one, kinds))
 
 
-_NETS = (PackedDeltaNet, PackedNextDeltaNet, PackedMamba)
+_MAMBAS = (PackedFalconMamba, PackedMamba, PackedNemotronMamba)
+_NETS = (PackedDeltaNet, PackedNextDeltaNet, *_MAMBAS)
 
 
 def parts_of_activations(stage: Stage) -> Stage:
@@ -179,6 +187,22 @@ def squares_of_activations(stage: Stage) -> Stage:
     return stage
 
 
+def factor_of(name: str) -> Callable[[Stage], Stage]:
+    def dropped(stage: Stage) -> Stage:
+        for one in _modules(stage, name):
+            setattr(one, name, 1.0)
+        return stage
+
+    dropped.__name__ = name
+    return dropped
+
+
+def factors_of_projections(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedFalconMamba):
+        one.factors = (1.0,) * len(one.factors)
+    return stage
+
+
 def gates_of_attention(stage: Stage) -> Stage:
     return _without_weights(stage, "self_attn.gate_proj")
 
@@ -263,13 +287,13 @@ def gates_of_states(stage: Stage) -> Stage:
 
 
 def skips_of_states(stage: Stage) -> Stage:
-    for one in _modules_of(stage, PackedMamba):
+    for one in _modules_of(stage, *_MAMBAS):
         one.D = nn.Parameter(torch.zeros_like(one.D), requires_grad=False)
     return stage
 
 
 def limits_of_steps(stage: Stage) -> Stage:
-    for one in _modules_of(stage, PackedMamba):
+    for one in _modules_of(stage, *_MAMBAS):
         one.time_step_limit = (0.0, torch.inf)
     return stage
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.frozen.linear import Freeze
+from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.attention import PackedRows
-from mlora_worker.model.facts import model_facts, resolve_targets
+from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, adapter_config, save_weights
 from mlora_worker.stream.targets import published_names
@@ -56,7 +57,9 @@ def wider(small_model: Any, model_type: str = "qwen3_moe") -> Base:
 
 
 def published(base: Base, asked: LoRAConfig, folder: Path, trained: Trained) -> None:
-    facts = model_facts(base.folder, 1, torch.float32)
+    architecture = read_architecture(base.folder)
+    facts = facts_of(architecture, 1, torch.float32)
     names = published_names(facts, resolve_targets(facts, asked))
     save_weights(trained.adapter, folder)
-    (folder / CONFIG_NAME).write_text(json.dumps(adapter_config(asked, "tiny", None, names)))
+    config = adapter_config(asked, "tiny", None, names, fan_in_fan_out=architecture.transposed)
+    (folder / CONFIG_NAME).write_text(json.dumps(config))

@@ -87,6 +87,7 @@ def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type
         "granitemoehybrid",
         "phi",
         "phimoe",
+        "falcon_h1",
     ],
 )
 def test_losses_and_scores_know_factors_caps_and_biases_of_logits(small_model: Any, model_type: str) -> None:
@@ -117,7 +118,10 @@ TIED = ["ernie4_5", "gemma", "smollm3", "starcoder2"]  # unless they are told ot
 TIED += [kind for kind, (_, options) in KINDS.items() if options.get("tie_word_embeddings")]
 _QWEN3_5 = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
 _DELTA_NETS = [*_QWEN3_5, "qwen3_next"]
-_MAMBAS = ["granitemoehybrid", "granitemoehybrid without experts, with positions"]
+_MAMBAS = [
+    "falcon_h1", "falcon_h1, a gate for the norm, tied", "granitemoehybrid",
+    "granitemoehybrid without experts, with positions", "nemotron_h",
+]  # fmt: skip
 _WITH_STATES = [*_DELTA_NETS, *_MAMBAS]
 _HYBRIDS = ["lfm2", "lfm2 with biases", "lfm2_vl", "lfm2_moe", *_WITH_STATES]
 _NORMS_OF_HEADS = [
@@ -128,7 +132,8 @@ _NORMS_OF_HEADS = [
     "stablelm, parallel, norms of heads",
 ]  # fmt: skip
 _GEMMA4_MOE = ["gemma4 of experts", "gemma4_text of experts"]
-_MIXTURES = [*MIXTURES, *_GEMMA4_MOE]
+_GATED = [*MIXTURES, *_GEMMA4_MOE]
+_MIXTURES = [*_GATED, "nemotron_h of experts"]
 # What is dropped, on which of two stages alone, and which models have it.
 FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.parts_of_activations, EACH, ["apertus"]),
@@ -151,22 +156,22 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
         "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe", "glm4v", "internvl of qwen2",
-        "glm4v_moe", "nemotron with biases, tied", "phi", "phimoe", "stablelm"]),
+        "glm4v_moe", "nemotron with biases, tied", "phi", "phimoe", "stablelm", "falcon_h1", "nemotron_h"]),
     (without.further_experts, EACH, _MIXTURES),
     (without.thresholds_of_choices, EACH, ["phimoe"]),
     (without.weights_of_experts, EACH, _MIXTURES),
     (without.norm_of_experts_weights, EACH, [
         "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next", "lfm2_moe",
-        "dots1", "glm4_moe_lite", "qwen2_moe", "exaone_moe", "glm4v_moe"]),
+        "dots1", "glm4_moe_lite", "qwen2_moe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
     (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe", "dots1", "ernie4_5_moe",
-        "glm4_moe_lite", "minimax_m2", "afmoe", "exaone_moe", "glm4v_moe"]),
+        "glm4_moe_lite", "minimax_m2", "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
     (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe", "deepseek_v2", "dots1", "glm4_moe_lite", "exaone_moe",
-        "glm4v_moe"]),
+        "glm4v_moe", "nemotron_h of experts"]),
     (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe", "deepseek_v2", "dots1", "glm4_moe_lite",
-        "afmoe", "exaone_moe", "glm4v_moe"]),
+        "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
     (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_next", "deepseek_v2", "dots1", "ernie4_5_moe", "glm4_moe_lite", "hunyuan_v1_moe", "granitemoeshared",
-        "qwen2_moe", "afmoe", "exaone_moe", "glm4v_moe"]),
+        "qwen2_moe", "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
     (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen2_moe"]),
     (without.scales_of_experts, EACH, _GEMMA4_MOE),
     (without.scales_of_routers, EACH, _GEMMA4_MOE),
@@ -178,9 +183,9 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.interleaved_rotation, EACH, ["deepseek_v3", "deepseek_v3, queries in one step, halves rotated"]),
     (without.scale_of_latent_scores, EACH, ["deepseek_v3", "deepseek_v2"]),
     (without.order_of_experts, EACH, _MIXTURES),
-    (without.order_of_gate_and_up, EACH, _MIXTURES),
+    (without.order_of_gate_and_up, EACH, _GATED),
     (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granitemoehybrid",
-        "lfm2_moe", "phi3", "qwen3_next"]),
+        "lfm2_moe", "phi3", "qwen3_next", "falcon_h1", "nemotron_h"]),
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
     (without.factor_of_residuals, EACH, ["granite", "granitemoe", "granitemoehybrid", "granitemoeshared"]),
@@ -205,18 +210,23 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.decay_of_states, EACH, _WITH_STATES),
     (without.bias_of_decay, EACH, _WITH_STATES),
     (without.skips_of_states, EACH, _MAMBAS),
-    (without.limits_of_steps, EACH, ["granitemoehybrid"]),
+    (without.limits_of_steps, EACH, ["granitemoehybrid", "nemotron_h"]),
     (without.gates_of_states, EACH, _QWEN3_5),
     (without.ones_beside_weights_of_norms, EACH, ["nemotron"]),
-    (without.squares_of_activations, EACH, ["arcee", "nemotron"]),
+    *((without.factor_of(name), EACH, ["falcon_h1"]) for name in (
+        "key_multiplier", "attention_in_multiplier", "attn_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+        "gate_multiplier", "down_multiplier")),
+    (without.factors_of_projections, EACH, ["falcon_h1", "falcon_h1, a gate for the norm, tied"]),
+    (without.squares_of_activations, EACH, ["arcee", "nemotron", "nemotron_h, dense feed-forwards",
+        "nemotron_h of experts"]),
     (without.gates_of_attention, EACH, ["afmoe"]),
     (without.norms_after_parts, EACH, ["afmoe", "flex_olmo"]),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
     (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite",
-        "granitemoe", "granitemoehybrid", "granitemoeshared", "afmoe", "vaultgemma"]),
+        "granitemoe", "granitemoehybrid", "granitemoeshared", "afmoe", "vaultgemma", "falcon_h1"]),
     (without.tied_head, LAST, TIED),
     (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe", "granitemoehybrid",
-        "granitemoeshared"]),
+        "granitemoeshared", "falcon_h1"]),
     (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text", "vaultgemma"]),
     (without.bias_of_head, LAST, ["phi", "phimoe"]),
 ]  # fmt: skip

@@ -5,24 +5,22 @@ That each type computes what transformers does, and trains as PEFT does, is in t
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.base import whole_stage
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.load import load_stage
-from tests.equivalence.mixtures import CPU, IDS, TRAINING, logits, lora, published, wider
-from tests.equivalence.tasks import Base, Row, Task, assert_same, largest_difference, train
-from tests.fixtures.model_options import EXPERT_TYPES, FAMILY
+from tests.equivalence.mixtures import CPU, IDS, TRAINING, logits, lora, wider
+from tests.equivalence.tasks import Row, Task, assert_same, largest_difference, train
+from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, VARIANTS
 
 
 def stored(folder: Path) -> list[str]:
@@ -124,28 +122,25 @@ def test_a_task_has_the_bits_of_itself_alone_beside_any_neighbour(
     assert_same(in_parts, alone, losses=1e-6, weights=1e-5)
 
 
-@pytest.mark.parametrize("model_type", EXPERT_TYPES)
-def test_the_published_adapter_loads_in_peft_with_every_key(
-    small_model: Any, tmp_path: Path, rows: Callable[..., list[Row]], model_type: str
-) -> None:
-    saved = small_model(model_type, **FAMILY[model_type])
-    base, asked = Base(saved.folder, saved.model), lora(model_type, dropout=0.1)
-    trained = train(base, 1, [Task("t", asked, TRAINING, rows(6, 1, vocabulary=97), 8)])["t"]
-    published(base, asked, tmp_path, trained)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # PEFT warns of missing and of unexpected keys
-        model = PeftModel.from_pretrained(copy.deepcopy(saved.model), tmp_path)
-    held = {
-        name.replace(".default", ""): tensor for name, tensor in model.named_parameters() if "lora_" in name
-    }
-    assert held.keys() == trained.adapter.keys()
-    assert all(torch.equal(held[name], tensor) for name, tensor in trained.adapter.items())
-    without = saved.model(IDS[None]).logits
-    assert (model(IDS[None]).logits - without).norm() > 0.01 * without.norm()
-
-
 def test_plain_experts_are_not_held_twice(small_model: Any) -> None:
     saved = small_model("olmoe", **FAMILY["olmoe"])
     stage = load_stage(saved.folder, saved, 0, 1, torch.float32, CPU, PlainWeight)
     own = sum(parameter.nbytes for parameter in saved.model.parameters())
     assert own <= stage.resident_bytes < own + 1000
+
+
+@pytest.mark.parametrize("kind", ["nemotron_h", "nemotron_h of experts"])
+def test_the_decoder_has_another_name_in_nemotrons_files(small_model: Any, tmp_path: Path, kind: str) -> None:
+    model_type, options = VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
+    saved = small_model(model_type, num_hidden_layers=4, **options)
+    saved.model.save_pretrained(tmp_path / "new")
+    former = {
+        name.replace("model.", "backbone.") if name.startswith("model.") else name: tensor
+        for name, tensor in load_file(tmp_path / "new" / "model.safetensors").items()
+    }
+    assert "backbone.embeddings.weight" in former
+    assert ("backbone.layers.3.mixer.experts.5.up_proj.weight" in former) == (kind != model_type)
+    save_file(former, tmp_path / "model.safetensors")
+    wanted = saved.model(input_ids=IDS[None]).logits[0]
+    for folder in (tmp_path, tmp_path / "new"):
+        torch.testing.assert_close(logits(whole_stage(folder, torch.float32)), wanted, rtol=1e-5, atol=1e-5)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.runtime.precision import product_dtype
 
-Gated = Callable[[Tensor, Tensor], Tensor]  # of gate and up, element by element
+Gated = Callable[..., Tensor]  # of gate and up, or of what there is in their place, element by element
 MOST_ROWS = 256  # of an expert that are worked on at a time, on a CPU
 
 
@@ -66,7 +66,8 @@ class Additions(Protocol):
 
 
 class FrozenExperts(nn.Module):
-    """``down(gated(gate(x), up(x)))`` of each expert, weighted by the router; all matrices [out, in].
+    """``down(gated(gate(x), up(x)))`` of each expert, weighted by the router; all matrices [out, in]. Without ``up``:
+    ``down(gated(gate(x)))``, and no adapters.
 
     It computes what transformers' module of stacked experts does, and takes its place. ``additions``: asked in each forward
     for what adapters add to the rows of each segment; where none has any, nothing.
@@ -85,6 +86,7 @@ class FrozenExperts(nn.Module):
         super().__init__()
         self.gate, self.up, self.down = nn.ModuleList(gate), nn.ModuleList(up), nn.ModuleList(down)
         self.gated, self.segments = gated, segments
+        self.inner = ("gate", "up") if up else ("gate",)  # the matrices before ``gated``
         self.additions: Callable[[], Sequence[Additions | None]] = tuple
         for name, bias in biases._asdict().items() if biases else ():
             self.register_buffer(f"{name}_bias", bias)
@@ -193,17 +195,17 @@ class _Routed(torch.autograd.Function):
         choices, kept = [], list[Tensor | None]()
         for one, tokens, places in _choices(chosen, len(experts.gate), segments, additions):
             x = hidden[tokens].to(wide)
-            gate, up = (_times(experts, name, one, x) for name in ("gate", "up"))
-            lows = [own.to_gate_up(one.expert, x[at], gate[at], up[at]) for own, at in one.added]
-            gate, up = gate.to(dtype), up.to(dtype)
-            inner = experts.gated(gate, up).to(wide)
+            parts = [_times(experts, name, one, x) for name in experts.inner]
+            lows = [own.to_gate_up(one.expert, x[at], *(part[at] for part in parts)) for own, at in one.added]
+            parts = [part.to(dtype) for part in parts]
+            inner = experts.gated(*parts).to(wide)
             y = _times(experts, "down", one, inner)
             lows += [own.to_down(one.expert, inner[at], y[at]) for own, at in one.added]
             y = y.to(dtype)
             factor = weights[tokens, places, None].to(total.dtype)
             total.index_add_(0, tokens, y.to(total.dtype).mul_(factor))
             choices.append(one)
-            kept += [tokens, places, gate, up, *lows]
+            kept += [tokens, places, *parts, *lows]
         needed = any(one is not None and one.needs_input for one in additions)
         ctx.save_for_backward(hidden if needed else None, weights, *kept)
         ctx.choices, ctx.experts, ctx.wide = choices, experts, wide
@@ -218,11 +220,11 @@ class _Routed(torch.autograd.Function):
         grad_x = torch.zeros(grad.shape, dtype=_summed(dtype), device=grad.device)
         grad_weights = torch.zeros(weights.shape, dtype=_summed(dtype), device=grad.device)
         for one in ctx.choices:
-            tokens, places, *parts = islice(kept, 4)
+            tokens, places, *parts = islice(kept, 2 + len(experts.inner))
             wide_lows, lows = ([*islice(kept, len(one.added))] for _ in range(2))
             with torch.enable_grad():
-                gate, up = (part.detach().requires_grad_() for part in parts)
-                inner = experts.gated(gate, up)
+                parts = [part.detach().requires_grad_() for part in parts]
+                inner = experts.gated(*parts)
             upstream, factor = grad[tokens], weights[tokens, places, None]
             back = _back(experts, ("down",), one, [upstream.to(wide)])
             for (own, at), low in zip(one.added, lows, strict=True):
@@ -235,16 +237,14 @@ class _Routed(torch.autograd.Function):
                 # No product with a vector: how one adds up depends on how many rows there are.
                 at_router += (upstream.to(back.dtype) * bias.to(back.dtype)).sum(dim=1)
             grad_weights[tokens, places] = at_router
-            inside = [
-                each.to(wide) for each in torch.autograd.grad(inner, (gate, up), (back * factor).to(dtype))
-            ]
-            onward = _back(experts, ("gate", "up"), one, inside) if onward_too else None
+            inside = [each.to(wide) for each in torch.autograd.grad(inner, parts, (back * factor).to(dtype))]
+            onward = _back(experts, experts.inner, one, inside) if onward_too else None
             for (own, at), low in zip(one.added, wide_lows, strict=True):
                 if low is None:
                     continue
                 x = hidden[tokens[at]].to(wide)
                 into = None if onward is None else onward[at]
-                own.back_of_gate_up(one.expert, x, low, inside[0][at], inside[1][at], into)
+                own.back_of_gate_up(one.expert, x, low, *(each[at] for each in inside), into)
             if onward is not None:
                 grad_x.index_add_(0, tokens, onward.to(grad_x.dtype))
         return (

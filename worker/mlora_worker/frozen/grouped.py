@@ -143,6 +143,8 @@ def grouped_where_it_can(experts: FrozenExperts) -> FrozenExperts:
     first = experts.gate[0]
     if not all(type(weight) is PlainWeight for weight in weights) or not isinstance(first, PlainWeight):
         return experts
+    if not experts.up:
+        return experts
     if not has_grouped_products(first.device, first.dtype, first.shape):
         return experts
     return grouped_if_equal(experts, first.dtype, first.device)

@@ -7,6 +7,7 @@
 ``experts``       where routed experts lie, in models and in files
 ``architecture``  the shape of a model from the configuration alone
 ``facts``         what the operator and the coordinator need to know of a model (which modules to adapt: ``stream.targets``)
+``renamed``       tensors of files under the names that the model has for them
 ``load``          reads the tensors of one stage
 ``stage``         the modules of one stage and how tokens go through them
 ``rotary``        frequencies of packed rows

@@ -45,6 +45,7 @@ class Linear:
     out_features: int
     inside: str  # the path in its layer, such as self_attn.q_proj
     of_expert: bool = False  # a matrix of a routed expert, which is no module that an adapter may be added to
+    adapted: bool = True  # whether PEFT adds adapters to it
 
     @property
     def name(self) -> str:
@@ -222,9 +223,17 @@ def layer_prefix(model: PreTrainedModel, layer: int) -> str:
 def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
     config, layers = text_config(model.config), decoder_layers(model)
-    names = family_of(model.config).experts
+    family = family_of(model.config)
+    names = family.experts
     linears = tuple(
-        Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features, name)
+        Linear(
+            layer_prefix(model, index) + name,
+            index,
+            module.in_features,
+            module.out_features,
+            name,
+            adapted=name.rpartition(".")[2] not in family.not_adapted,
+        )
         for index, layer in enumerate(layers)
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear) and not (names and names.is_of_router(name))

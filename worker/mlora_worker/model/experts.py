@@ -47,7 +47,11 @@ class ExpertNames:
     corrections: str | None = (
         None  # of choices: how they end in the model, and where files have them in the block
     )
-    single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert in files
+    single: tuple[str, ...] = (
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )  # of one expert in files; two: it has no gate
     # Of all of them, gate and up in one, if files have these; in a block.
     stacks: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
     turned: bool = False  # files have stacks as [experts, in, out], which are [experts, out, in] in the model
@@ -55,6 +59,10 @@ class ExpertNames:
     in_turns: bool = False
     # Words of ``target_modules`` that PEFT takes for the stacked experts and their router, whatever else has that name.
     in_peft: tuple[str, ...] = ()
+
+    @property
+    def gated(self) -> bool:
+        return len(self.single) == 3
 
     @property
     def experts(self) -> str:
@@ -93,6 +101,7 @@ class ExpertStack:
     hidden_size: int
     width: int  # of the inside of one expert
     in_peft: tuple[str, ...] = ()  # see ExpertNames
+    gated: bool = True  # whether each has a gate beside up; adapters are possible on those that have one
 
     @property
     def inside(self) -> str:
@@ -107,7 +116,8 @@ class ExpertStack:
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
         """[out, in] of one expert's."""
-        return ((self.width, self.hidden_size),) * 2 + ((self.hidden_size, self.width),)
+        inner = 2 if self.gated else 1
+        return ((self.width, self.hidden_size),) * inner + ((self.hidden_size, self.width),)
 
 
 def _inside(block: str, name: str) -> str:
@@ -134,7 +144,9 @@ def stack_of(
             f"at most all, and at most {MOST_EXPERTS} experts are possible"
         )
     width = down.shape[1] * down.shape[2] // size
-    return ExpertStack(f"{prefix}{names.experts}", index, experts, active, size, width, names.in_peft)
+    return ExpertStack(
+        f"{prefix}{names.experts}", index, experts, active, size, width, names.in_peft, names.gated
+    )
 
 
 def stored_names(stack: ExpertStack, names: ExpertNames, prefix: str) -> Iterator[str]:
@@ -187,14 +199,19 @@ def read_experts(stack: ExpertStack, names: ExpertNames, prefix: str, reader: Ma
         ]
         for expert in range(stack.experts)
     ]
-    gate, up, down = map(list, zip(*read, strict=True))
-    return Parts(gate, up, down)
+    gate, *up, down = map(list, zip(*read, strict=True))
+    return Parts(gate, up[0] if up else (), down)
 
 
 def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader, names: ExpertNames) -> Parts:
     """One stack is there at a time."""
     count, width, size = range(stack.experts), stack.width, stack.hidden_size
     experts = len(count)
+    if not names.gated:
+        one = reader.stack(both, (experts, width, size))
+        gate = [reader.freeze(one[at]) for at in count]
+        one = reader.stack(narrow, (experts, size, width))
+        return Parts(gate, (), [reader.freeze(one[at]) for at in count])
     if not names.in_turns:
         read = reader.turned if names.turned else reader.stack
         wide = read(both, (experts, 2 * width, size))
@@ -249,6 +266,8 @@ def _gated(theirs: Any, names: ExpertNames) -> Gated:
     if names.in_turns:
         return lambda gate, up: theirs._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
     activation = theirs.act_fn
+    if not names.gated:
+        return activation  # type: ignore[no-any-return]
     return lambda gate, up: activation(gate) * up
 
 

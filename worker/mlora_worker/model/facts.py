@@ -132,7 +132,7 @@ def _shapes(architecture: Architecture, stage: int, layers: range) -> list[Modul
     """The linear modules of a stage; one entry for the same module in consecutive layers."""
     shapes: dict[tuple[str, int, int], list[ModuleShape]] = {}
     for linear in architecture.linears:
-        if linear.layer not in layers:
+        if linear.layer not in layers or not linear.adapted:
             continue
         runs = shapes.setdefault((linear.pattern, linear.in_features, linear.out_features), [])
         if runs and runs[-1].first_layer + runs[-1].count == linear.layer:
@@ -173,7 +173,7 @@ def _expert_shapes(architecture: Architecture, stage: int, layers: range) -> lis
             active=stack.active,
             width=stack.width,
             in_peft=stack.in_peft,
-            path=stack.pattern,
+            path=stack.pattern if stack.gated else None,
         )
         last = shapes[-1] if shapes else own
         if last == own.model_copy(update={"first_layer": stack.layer - last.count, "count": last.count}):

@@ -42,6 +42,9 @@ class Family:
     old_head_name: str | None = (
         None  # of the head's weight in files that older versions of transformers wrote
     )
+    old_root: str | None = None  # of the decoder's tensors there
+    # Linear modules to which PEFT adds no adapter in models of this type.
+    not_adapted: tuple[str, ...] = ()
     experts: ExpertNames | None = None  # of layers whose feed-forward is a mixture
 
 
@@ -76,6 +79,9 @@ _GRANITE_MOE = ExpertNames(
 )
 _LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
+_NEMOTRON_H = ExpertNames(
+    "mixer", single=("up_proj", "down_proj"), stacks=(("experts.up_proj", "experts.down_proj"),)
+)
 _PHI_MOE = ExpertNames(
     router="router",
     stored_block="block_sparse_moe",
@@ -100,6 +106,12 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": Family(experts=_ERNIE, without=_AUXILIARY),
     "exaone4": _PLAIN,
     "exaone_moe": Family(experts=_EXAONE, without=_AUXILIARY),
+    "falcon_h1": Family(
+        norm="final_layernorm",
+        embedding_factor="embedding_multiplier",
+        logit_factor="lm_head_multiplier",
+        not_adapted=("out_proj",),
+    ),
     "flex_olmo": _MOE,
     "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
@@ -129,6 +141,15 @@ FAMILIES: dict[str, Family] = {
     "mistral": _PLAIN,
     "mixtral": Family(experts=_MIXTRAL, without=_AUXILIARY),
     "nemotron": Family(uninformed="self_attn"),
+    "nemotron_h": Family(
+        "embeddings",
+        rotary=None,
+        norm="norm_f",
+        old_root="backbone.",
+        not_adapted=("out_proj",),
+        experts=_NEMOTRON_H,
+        without=("moe_latent_size", *_AUXILIARY),
+    ),
     "olmo": Family(without=("clip_qkv",)),
     "olmo2": _PLAIN,
     "olmo3": Family(rotary_by_layer_type=True),
@@ -168,6 +189,7 @@ _OF_OTHER_STAGES = (
 REFUSED_OPTIONS: dict[str, str] = {
     "hidden_size_per_layer_input": _OF_OTHER_STAGES,
     "num_kv_shared_layers": _OF_OTHER_STAGES,
+    "moe_latent_size": "experts behind a narrower projection have not been compared; use Nemotron 3 Nano",
     "clip_qkv": "outputs of its projections would be clipped in place",
     "output_router_logits": "the router's auxiliary loss is a mean over all tokens of a batch, so tasks would change each "
     "other's results, and the router is frozen: remove it",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,23 +41,17 @@ from mlora_worker.model.families import Family, embedding_factor_of, logit_facto
 from mlora_worker.model.fusing import fuse
 from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.quantisation import need_library, stored_form
+from mlora_worker.model.renamed import Renamed, TensorSource, moved
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.stored_forms import Mxfp4, StoredForm, own_copy
-from mlora_worker.model.text_part import TextTensors, text_config
+from mlora_worker.model.text_part import name_in_text_part, text_config
 from mlora_worker.model.transposed import StoredTransposed
 
 logger = logging.getLogger(__name__)
 # Types of numbers that stand for themselves.
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _NAMED = 5  # dropped tensors in a line of the log
-
-
-class TensorSource(Protocol):
-    """Tensors of the checkpoint by name; each is read when asked for."""
-
-    def names(self) -> Collection[str]: ...
-    def tensor(self, name: str) -> Tensor: ...
 
 
 def load_stage(
@@ -89,7 +83,9 @@ def load_stage(
     if form is not None and form.needs_library:
         need_library("this checkpoint, which is quantised by bitsandbytes,")
     if architecture.is_part:
-        source = TextTensors(source)
+        source = Renamed(source, name_in_text_part)
+    if family.old_root is not None:
+        source = Renamed(source, partial(moved, family.old_root, root))
     reader = _Reader(source, root, dtype, device, form)
     names, stacks = family.experts, {stack.layer: stack for stack in architecture.experts}
     other_names = [name for name in (family.old_head_name,) if name]

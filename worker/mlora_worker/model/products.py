@@ -12,7 +12,8 @@ from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.model.architecture import Architecture, read_architecture
 from mlora_worker.model.facts import stage_layers, stage_shapes
-from mlora_worker.model.load import TensorSource, load_stage
+from mlora_worker.model.load import load_stage
+from mlora_worker.model.renamed import TensorSource
 from mlora_worker.model.stage import Stage
 from mlora_worker.stream.libraries import may_choose
 

@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridMambaLayer,
     mamba2_chunk_scan,
 )
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeShortConv
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_chunk_gated_delta_rule
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -89,28 +91,56 @@ class PackedMamba(GraniteMoeHybridMambaLayer):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
         sizes = [self.intermediate_size, self.conv_dim, self.num_heads]
         rows = self.in_proj(hidden_states).split(list(packed.lengths), dim=1)
-        out: Tensor = self.out_proj(torch.cat([self._row(*row.split(sizes, dim=-1)) for row in rows], dim=1))
+        scanned = [_scan_of_row(self, *row.split(sizes, dim=-1)) for row in rows]
+        out: Tensor = self.out_proj(torch.cat(scanned, dim=1))
         return out
 
-    def _row(self, gate: Tensor, mixed: Tensor, step: Tensor) -> Tensor:
-        """[1, length, ...] of one row -> [1, length, inner size]."""
-        length, state = mixed.shape[1], self.n_groups * self.ssm_state_size
-        seen = self.act(_looking_back(self.conv1d, mixed))
-        x, b, c = seen.split([self.intermediate_size, state, state], dim=-1)
-        scanned = _SCAN(
-            x.reshape(1, length, self.num_heads, -1),
-            step,
-            -self.A_log.float().exp(),
-            b.reshape(1, length, self.n_groups, -1),
-            c.reshape(1, length, self.n_groups, -1),
-            chunk_size=min(self.chunk_size, length),  # a chunk is filled up with zeros, which cost as much
-            D=self.D,
-            dt_bias=self.dt_bias,
-            dt_softplus=True,
-            dt_limit=self.time_step_limit,
-        )
-        normed: Tensor = self.norm(scanned.reshape(1, length, -1), gate)
-        return normed.to(mixed.dtype)
+
+class PackedNemotronMamba(NemotronHMamba2Mixer):  # type: ignore[misc]
+    """The same of Nemotron-H."""
+
+    forward = PackedMamba.forward
+
+
+class PackedFalconMamba(FalconH1Mixer):  # type: ignore[misc]
+    """The same of Falcon-H1: each part of the projection has a factor, and a gate may stand in the place of the norm."""
+
+    def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.factors = tuple(config.ssm_multipliers)
+
+    def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
+        inner, state = self.intermediate_size, self.n_groups * self.ssm_state_size
+        projected = self.in_proj(hidden_states * self.ssm_in_multiplier)
+        parts = projected.split([inner, inner, state, state, self.num_heads], dim=-1)
+        gate, *mixed, step = (part * factor for part, factor in zip(parts, self.factors, strict=True))
+        rows = (one.split(list(packed.lengths), dim=1) for one in (gate, torch.cat(mixed, dim=-1), step))
+        scanned = [_scan_of_row(self, *row) for row in zip(*rows, strict=True)]
+        out: Tensor = self.out_proj(torch.cat(scanned, dim=1))
+        return out
+
+
+def _scan_of_row(mamba: Any, gate: Tensor, mixed: Tensor, step: Tensor) -> Tensor:
+    """[1, length, ...] of one row -> [1, length, inner size]."""
+    length, state = mixed.shape[1], mamba.n_groups * mamba.ssm_state_size
+    seen = mamba.act(_looking_back(mamba.conv1d, mixed))
+    x, b, c = seen.split([mamba.intermediate_size, state, state], dim=-1)
+    scanned = _SCAN(
+        x.reshape(1, length, mamba.num_heads, -1),
+        step,
+        -mamba.A_log.float().exp(),
+        b.reshape(1, length, mamba.n_groups, -1),
+        c.reshape(1, length, mamba.n_groups, -1),
+        chunk_size=min(mamba.chunk_size, length),  # a chunk is filled up with zeros, which cost as much
+        D=mamba.D,
+        dt_bias=mamba.dt_bias,
+        dt_softplus=True,
+        dt_limit=mamba.time_step_limit,
+    ).reshape(1, length, -1)
+    normed: Tensor = (
+        mamba.norm(scanned, gate) if getattr(mamba, "mamba_rms_norm", True) else scanned * silu(gate)
+    )
+    return normed.to(mixed.dtype)
 
 
 class PackedShortConv(Lfm2ShortConv):  # type: ignore[misc]
@@ -127,9 +157,11 @@ _PACKED: dict[type[nn.Module], type[nn.Module]] = {
     Qwen3_5GatedDeltaNet: PackedDeltaNet,
     Qwen3_5MoeGatedDeltaNet: PackedDeltaNet,
     Qwen3NextGatedDeltaNet: PackedNextDeltaNet,
+    FalconH1Mixer: PackedFalconMamba,
     GraniteMoeHybridMambaLayer: PackedMamba,
     Lfm2ShortConv: PackedShortConv,
     Lfm2MoeShortConv: PackedShortConv,
+    NemotronHMamba2Mixer: PackedNemotronMamba,
 }
 
 

@@ -130,14 +130,14 @@ class Stage:
             if recompute is not None:
                 recompute()
             self.segments.counts = rows.segments
-            output: Tensor = layer(
+            output: Tensor | tuple[Tensor, ...] = layer(
                 hidden,
                 attention_mask=None,
                 position_ids=rows.position_ids,
                 position_embeddings=embeddings[kind],
                 packed=rows,
             )
-            return output
+            return output[0] if isinstance(output, tuple) else output
 
         for layer, kind in zip(self.layers, self.layer_types, strict=True):
             if recompute is None:

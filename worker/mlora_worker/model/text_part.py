@@ -7,12 +7,12 @@ own forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from mlora_worker.model.experts import ExpertNames
@@ -68,11 +68,6 @@ TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
 }
 
 
-class Source(Protocol):
-    def names(self) -> Collection[str]: ...
-    def tensor(self, name: str) -> Tensor: ...
-
-
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
     """Sizes of the decoder: ``config`` itself where there is nothing else."""
     return config.text_config if config.model_type in TEXT_PARTS else config
@@ -109,22 +104,10 @@ def text_part(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> T
     return TextPart(config, decoder, nn.Linear(text.hidden_size, text.vocab_size, bias=False, dtype=dtype))
 
 
-class TextTensors:
-    """The tensors of the text part in the files of a whole model, by their names in the model. Those of the towers are
-    left out; what is neither keeps its name."""
-
-    def __init__(self, source: Source) -> None:
-        self._tensor: Callable[[str], Tensor] = source.tensor
-        self._stored = {_in_model(name): name for name in source.names() if not _is_tower(name)}
-
-    def names(self) -> Collection[str]:
-        return self._stored.keys()
-
-    def tensor(self, name: str) -> Tensor:
-        return self._tensor(self._stored[name])
-
-
-def _in_model(stored: str) -> str:
+def name_in_text_part(stored: str) -> str | None:
+    """Of a tensor in the files of a whole model. None: it is a tower's. What is neither keeps its name."""
+    if _is_tower(stored):
+        return None
     for beginning, model in _STORED:
         if stored.startswith(beginning):
             return model + stored.removeprefix(beginning)

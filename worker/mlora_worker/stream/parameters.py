@@ -23,7 +23,7 @@ def chosen_parameters(facts: ModelFacts, lora: LoRAConfig) -> Chosen:
         return 0
     stacks = parameters_of(facts)
     if not stacks:
-        former = " that this worker tells of: it is of a former version" if facts.experts else ""
+        former = " that can have adapters, or this worker is of a former version" if facts.experts else ""
         raise Misfit(
             FailureReason.UNKNOWN_TARGET_MODULE,
             f"{_FIELD}: the base model has no routed experts{former}; remove it, and name linear modules in targetModules",

@@ -51,6 +51,7 @@ from tests.fixtures.model_options import FAMILY, VARIANTS
         "minimax_m2",
         "ernie4_5_moe",
         "afmoe",
+        "falcon_h1",
         "phi",
         "phimoe",
     ],
