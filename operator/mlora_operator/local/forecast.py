@@ -35,7 +35,7 @@ from mlora_worker.protocol import (
     SurveyAnswer,
     TaskAnswer,
 )
-from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
+from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs, turn_tokens
 from mlora_worker.stream.libraries import KERNEL_BYTES, may_choose
 from mlora_worker.stream.planner import StreamPlan, TaskLoad, plan_stream, rows_per_step
 
@@ -117,7 +117,7 @@ def forecast(
         for task in tasks
         if task.uid in admissions and admissions[task.uid].outcome is AdmissionOutcome.ADMITTED
     ]
-    costs = stage_costs(facts, spec.stages, launch_tokens(device))
+    costs = stage_costs(facts, spec.stages, launch_tokens(device), turn_tokens(device))
     travelling = {uid: loads[uid] for uid in admitted}
     plan = plan_stream(travelling, costs, spec.microbatch_tokens)
     alone = plan_stream(travelling, (one_device(costs),), spec.microbatch_tokens)

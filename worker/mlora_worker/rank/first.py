@@ -54,7 +54,7 @@ from mlora_worker.runtime.termination import Termination
 from mlora_worker.runtime.threads import started_pool
 from mlora_worker.storage.artifacts.aside import tensors_in
 from mlora_worker.storage.object_store.store import open_store
-from mlora_worker.stream.costs import launch_tokens, stage_costs
+from mlora_worker.stream.costs import launch_tokens, stage_costs, turn_tokens
 from mlora_worker.stream.items import Item, Train
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,12 @@ class FirstRank:
                 aside=self._aside,
                 held=self._held_bytes,
                 kept_bytes=kept_bytes(config, self._device),
-                costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
+                costs=stage_costs(
+                    facts,
+                    config.stages,
+                    launch_tokens(self._device.type),
+                    turn_tokens(self._device.type),
+                ),
                 timeline=self._spans.collect,
                 memory=self._samples.all,
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),

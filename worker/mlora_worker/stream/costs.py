@@ -19,9 +19,19 @@ _LAUNCH_TOKENS_CPU = 16
 _LAUNCH_TOKENS_GPU = 256
 
 
+# What passes on a GPU from the end of a step until the same group's next one begins, in tokens: its losses are read, its
+# updates are decided and the next microbatch is prepared. On a CPU this is far below a token.
+_TURN_TOKENS_GPU = 128
+
+
 def launch_tokens(device: str) -> int:
     """What a launch costs on ``device`` (cpu, cuda, cuda:0, ...), in tokens: an assumption, not a measurement."""
     return _LAUNCH_TOKENS_CPU if device == "cpu" else _LAUNCH_TOKENS_GPU
+
+
+def turn_tokens(device: str) -> int:
+    """What the host's turn between two steps of a group costs on ``device``, in tokens: an assumption, too."""
+    return 0 if device == "cpu" else _TURN_TOKENS_GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class StageCost:
 
     per_token: float
     per_microbatch: float = 0.0
+    turn: float = 0.0  # of the first stage: from a step's return until the same group's next one may begin
 
     def of(self, tokens: float) -> float:
         return self.per_microbatch + tokens * self.per_token
@@ -40,7 +51,9 @@ def even_costs(stages: int) -> tuple[StageCost, ...]:
     return (StageCost(1.0),) * stages
 
 
-def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[StageCost, ...]:
+def stage_costs(
+    facts: ModelFacts, stages: int, launch_tokens: float, turn_tokens: float = 0.0
+) -> tuple[StageCost, ...]:
     """Analytic: multiply-adds per token of each stage's linear modules, embedding and head with them. Of routed experts,
     those that a token goes through.
 
@@ -56,7 +69,10 @@ def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[S
         per_token[shape.stage] += float(cost) * shape.count
     per_token[0] += embed_cost(facts.hidden_size)
     per_token[-1] += head_cost(facts.hidden_size, facts.vocab_size)
-    return tuple(StageCost(cost, launch_tokens * cost) for cost in per_token)
+    return tuple(
+        StageCost(cost, launch_tokens * cost, 0.0 if stage else turn_tokens * cost)
+        for stage, cost in enumerate(per_token)
+    )
 
 
 def embed_cost(hidden_size: int) -> float:
@@ -76,4 +92,5 @@ def expert_cost(hidden_size: int, experts: int, active: int, width: int) -> int:
 
 def one_device(costs: Sequence[StageCost]) -> StageCost:
     """The same model on one device as fast as each of the stages' devices."""
-    return StageCost(sum(cost.per_token for cost in costs), sum(cost.per_microbatch for cost in costs))
+    whole, first = sum(cost.per_token for cost in costs), costs[0]
+    return StageCost(whole, sum(cost.per_microbatch for cost in costs), first.turn * whole / first.per_token)

@@ -9,14 +9,15 @@ The issue rule runs what is decided here, and ``mlora plan`` shows it. The choic
 3. Of the others, the one whose round (a step of every task) is over first; of such, the one with the fewest microbatches.
 
 So few tasks are split until the bubble is gone, many tasks are fused until the groups just fill the pipeline, and on one
-stage all tasks share the widest microbatches that the budget allows.
+stage all tasks share the widest microbatches that the budget allows: as one group, or on a GPU as two, if that takes no
+more microbatches, so that one computes while the host has its turn with the other.
 
 How long a round takes:
 
 * no less than the busiest stage computes: ``max over s of (sum over microbatches of cost_s)``;
 * no less than a group's own step needs, whose next one may not enter before it is back: all its microbatches on the busiest
-  stage, and the last one's way over the others. With M equal microbatches in a round, N of them of one group, this
-  is the longer one when ``M - N < D - 1``; for L equal groups, ``(L - 1) * N < D - 1`` (the paper's condition);
+  stage, the last one's way over the others, and the host's turn. With M equal microbatches in a round, N of them of one
+  group, this is the longer one when ``M - N < D - 1``; for L equal groups, ``(L - 1) * N < D - 1`` (the paper's condition);
 * and more when widths vary: a stage that is done with a narrow microbatch waits for the wide one before it. Microbatches
   beyond the necessary ones are a reserve against that. ``uneven_odds`` estimates it.
 """
@@ -132,7 +133,7 @@ def plan_stream(
             max(1, min(budget, *(own // n for own, n in zip(held, _most_held(len(costs)), strict=True))))
         )
     best: tuple[tuple[float, float, int, int], StreamPlan] | None = None
-    for count in _group_counts(len(tasks), len(costs)):
+    for count in _group_counts(len(tasks), len(costs), costs[0].turn):
         groups = [_Bundle.of(names, tasks) for names in group_tasks(tokens, count)]
         for microbatches in _microbatch_counts(groups, len(costs), budgets):
             plan = forecast(groups, microbatches, costs)
@@ -202,9 +203,10 @@ class _Bundle:
         return -(-self.rows // rows_each)
 
 
-def _group_counts(tasks: int, stages: int) -> Iterator[int]:
-    """Numbers of groups worth a look: all small ones, then in growing steps to three times the stages."""
-    most = min(tasks, 3 * stages if stages > 1 else 1)
+def _group_counts(tasks: int, stages: int, turn: float) -> Iterator[int]:
+    """Numbers of groups worth a look: all small ones, then in growing steps to three times the stages. On one stage two
+    groups hide the host's turn, if there is any."""
+    most = min(tasks, 3 * stages if stages > 1 else 1 + (turn > 0))
     count = 1
     while count < most:
         yield count
@@ -257,7 +259,7 @@ def forecast(
         narrow, wider = divmod(group.rows, number)  # rows of each; so many have one more
         widest = row * (narrow + (wider > 0))
         over_others = sum(cost.of(widest) for cost in costs) - max(cost.of(widest) for cost in costs)
-        chains.append(slowest_token * group.tokens + slowest_launch * number + over_others)
+        chains.append(slowest_token * group.tokens + slowest_launch * number + over_others + costs[0].turn)
         for rows, times in ((narrow, number - wider), (narrow + 1, wider)):
             squares += times * (rows * row) ** 2 * (1 + group.spread**2 / rows)
         made.append(Group(group.tasks, group.tokens, number, math.ceil(widest)))

@@ -70,6 +70,32 @@ def test_a_lone_task_is_split_until_launches_cost_more_than_the_bubble() -> None
     assert 1 < dear.groups[0].microbatches < 16
 
 
+@pytest.mark.parametrize(
+    ("story", "turn", "budget", "expected"),
+    [
+        ("no microbatch more: one group computes during the other's turn", 128, 12_000, [("t0+t2", 1), ("t1+t3", 1)]),
+        ("a second microbatch would cost more than the turn", 128, 24_000, [("t0+t1+t2+t3", 1)]),
+        ("a turn that is dearer than that", 512, 24_000, [("t0+t2", 1), ("t1+t3", 1)]),
+        ("no turn", 0, 12_000, [("t0+t1+t2+t3", 2)]),
+    ],
+)  # fmt: skip
+def test_on_one_stage_two_groups_hide_the_turn_of_the_host(
+    story: str, turn: int, budget: int, expected: list[tuple[str, int]]
+) -> None:
+    plan = plan_stream(equal_tasks(4), (StageCost(1.0, 256.0, turn),), budget)
+    assert shape(plan) == expected, story
+    hidden = len(expected) == 2
+    assert (plan.round_cost == plan.busy[0]) == (hidden or not turn)
+
+
+def test_a_turn_counts_once_a_step_on_any_number_of_stages() -> None:
+    """A lone task's next step begins a turn after its former one has come back."""
+    tasks = equal_tasks(1, rows=1)
+    without = plan_stream(tasks, (StageCost(1.0), StageCost(1.0)), 10_000)
+    with_turn = plan_stream(tasks, (StageCost(1.0, turn=50.0), StageCost(1.0)), 10_000)
+    assert with_turn.round_cost == without.round_cost + 50
+
+
 def test_a_task_that_dwarfs_the_others_is_cut_to_their_width() -> None:
     tasks = {"big": TaskLoad(4000, 40), "a": TaskLoad(400, 4), "b": TaskLoad(400, 4), "c": TaskLoad(400, 4)}
     plan = plan_stream(tasks, even_costs(4), 10_000)
