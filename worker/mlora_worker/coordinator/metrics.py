@@ -178,7 +178,7 @@ class PipelineMetrics(Collector):
         labels = (*PIPELINE, "stage")
         capacity = GaugeMetricFamily(
             "mlora_worker_memory_capacity_bytes",
-            "Memory of the device, or the container's limit",
+            "Memory of the device that other programs leave, or the container's limit",
             labels=labels,
         )
         resident = GaugeMetricFamily(

@@ -69,9 +69,11 @@ def stage_report(
 
 
 def capacity_bytes(device: torch.device) -> int:
-    """Memory of the device; on CPU the container's limit, or the machine's memory."""
+    """What torch may have of the device's memory: neither the libraries' contexts and channels that are open by now, nor
+    what other processes hold. On CPU the container's limit, or the machine's memory."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
