@@ -2,6 +2,7 @@
 
 ``places``   which adapters there are below the addresses of a store, and under which names
 ``folder``   the folder in which they are shown: one version beside the other, a name changed in one step
+``needs``    what a server must know to serve an adapter right
 ``servers``  what is asked of vLLM and SGLang, by their documented calls
 ``requests`` one request to such a server: bounded, retried, its errors in one line
 ``passes``   one pass: what differs is fetched, shown, loaded, and taken away again

@@ -25,6 +25,7 @@ from mlora_operator.download import (
     read_manifest,
 )
 from mlora_operator.sync.folder import VERSIONS, ShownAdapters, Version
+from mlora_operator.sync.needs import needs_of
 from mlora_operator.sync.news import News, NewsKind, problem
 from mlora_operator.sync.places import AdapterPlace, Places
 from mlora_operator.sync.requests import ServerError, ServerRefused
@@ -112,18 +113,19 @@ class SyncPass:
                 except ServerRefused as error:
                     yield problem(name, url, error)
         for name, digest in sorted(shown.items()):
-            path = posixpath.join(self.seen_as, self.folder.path(name, digest))
+            version = self.folder.path(name, digest)
+            path = posixpath.join(self.seen_as, version)
             root = has.get(name)
             try:
                 if name not in has:
-                    server.load(name, path)
+                    server.load(name, path, needs_of(self.folder.folder / version))
                     yield News(NewsKind.LOADED, name, url, f"{server.name} at {url}")
                 elif root is None or not self._is_below(root):
                     what = "a base model" if root is None else f"an adapter from {root}"
                     message = f"{server.name} at {url} has {what} of this name, which is not replaced"
                     yield problem(name, url, ServerRefused(message))
                 elif posixpath.normpath(root) != path:
-                    server.replace(name, path)
+                    server.replace(name, path, needs_of(self.folder.folder / version))
                     yield News(NewsKind.RELOADED, name, url, f"{server.name} at {url}")
             except ServerRefused as error:
                 yield problem(name, url, error)

@@ -9,6 +9,9 @@
 
 vLLM has the two calls where it was started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``. LoRAX documents none: it loads
 an adapter when a request names its folder.
+
+A and B of routed experts come in one piece for all experts of a layer. vLLM is told so (``is_3d_lora_weight``), since only
+some of its models expect that; the others refuse it unless the server has ``--enable-mixed-moe-lora-format``.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from mlora_operator.sync.needs import AdapterNeeds, sglang_lacks, vllm_lacks
 from mlora_operator.sync.requests import ServerConnection, ServerRefused
 
 _LIST_SECONDS = 30.0
 _LOAD_SECONDS = 300.0  # a large adapter, on a busy server
+_NOTHING = AdapterNeeds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class ServerKind:
     unload: str
     in_place: bool  # whether it can replace an adapter in one call
     hint: str  # what makes a server that knows no such call know it
+    # Why it must not get an adapter of these needs. Asks for its version only where that decides.
+    lacks: Callable[[AdapterNeeds, Callable[[], str]], str | None]
 
 
 KINDS = {
@@ -38,12 +45,14 @@ KINDS = {
         "/v1/unload_lora_adapter",
         True,
         "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+        vllm_lacks,
     ),
     "sglang": ServerKind(
         "/load_lora_adapter",
         "/unload_lora_adapter",
         False,
         "start SGLang with --enable-lora, --max-lora-rank and --lora-target-modules",
+        sglang_lacks,
     ),
 }
 
@@ -68,20 +77,22 @@ class ModelServer:
             if isinstance(one, dict) and "id" in one
         }
 
-    def load(self, name: str, path: str) -> None:
-        self._post(self.kind.load, {"lora_name": name, "lora_path": path})
+    def load(self, name: str, path: str, needs: AdapterNeeds = _NOTHING) -> None:
+        """Raises ServerRefused for what this server would take and compute wrongly, too."""
+        self._post(self.kind.load, self._request(name, path, needs))
 
-    def replace(self, name: str, path: str) -> None:
-        """For versions that know no replacement, there is a moment in which the name is unknown."""
+    def replace(self, name: str, path: str, needs: AdapterNeeds = _NOTHING) -> None:
+        """As ``load``. For versions that know no replacement, there is a moment in which the name is unknown."""
+        request = self._request(name, path, needs)
         if self.kind.in_place:
             try:
-                self._post(self.kind.load, {"lora_name": name, "lora_path": path, "load_inplace": True})
+                self._post(self.kind.load, request | {"load_inplace": True})
                 return
             except ServerRefused as error:
                 if error.status != 400 or "already" not in str(error):
                     raise
         self.unload(name)
-        self.load(name, path)
+        self._post(self.kind.load, request)
 
     def unload(self, name: str) -> None:
         try:
@@ -89,6 +100,17 @@ class ModelServer:
         except ServerRefused as error:
             if name in self.loaded():  # else somebody else was faster, and there is nothing to do
                 raise error
+
+    def _request(self, name: str, path: str, needs: AdapterNeeds) -> dict[str, Any]:
+        why = needs.unservable or self.kind.lacks(needs, self._version)
+        if why is not None:
+            raise ServerRefused(f"{self.name} at {self.connection.url} does not get it: {why}")
+        request: dict[str, Any] = {"lora_name": name, "lora_path": path}
+        return request | {"is_3d_lora_weight": True} if needs.stacked else request
+
+    def _version(self) -> str:
+        answer = self.connection.get("/version", _LIST_SECONDS)
+        return str(answer.get("version")) if isinstance(answer, dict) else ""
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
         try:

@@ -72,6 +72,7 @@ class Architecture:
     linears: tuple[Linear, ...]  # by layer, in the order of the layer's own modules
     stored_form: str | None = None  # how the checkpoint has quantised their weights; None: it has not
     transposed: bool = False  # the checkpoint has their weights as [in, out]
+    model_type: str = ""  # of the whole model, as its config.json says
     is_part: bool = False  # the whole model has towers beside, whose modules may have the same names
     experts: tuple[
         ExpertStack, ...
@@ -263,6 +264,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         tied_head=bool(model.config.tie_word_embeddings),
         linears=linears,
         transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),
+        model_type=model.config.model_type,
         is_part=isinstance(model, TextPart),
     )
 

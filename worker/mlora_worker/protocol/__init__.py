@@ -44,6 +44,7 @@ from __future__ import annotations
 from mlora_worker.bounds import Amount, Count, Real
 from mlora_worker.protocol.adapter_config import (
     DORA_WITH_DROPOUT,
+    EXPERTS,
     NO_TARGETS,
     ODD_RANK,
     ONLY_VERA,
@@ -176,6 +177,7 @@ __all__ = [
     "CONFIG_KEY",
     "DNS_NAME",
     "DORA_WITH_DROPOUT",
+    "EXPERTS",
     "FIRST_ROWS",
     "HUB_ENDPOINT",
     "KMS_KEY",

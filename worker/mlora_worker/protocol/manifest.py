@@ -56,4 +56,6 @@ class AdapterManifest(Message):
     loss: Real | None
     evaluation: EvaluationRecord | None = None  # of the published weights
     quantization: Word | None = None  # of the base that it was trained on; None: plain
+    # Of the base, as its config.json says; only of adapters on routed experts, which servers keep under other names.
+    base_model_type: Word | None = None
     files: Annotated[tuple[AdapterFile, ...], Field(max_length=1024)]

@@ -23,7 +23,7 @@ from mlora_operator.sync import (
     places_below,
 )
 from tests.fixtures.model_server import BASE, FakeModelServer, model_server
-from tests.fixtures.published import publish
+from tests.fixtures.published import publish, published_config
 
 Told = list[tuple[str, str]]
 
@@ -102,6 +102,30 @@ def test_a_server_that_has_been_restarted_gets_everything_again(
     news_of(shown, below(store), server)
     server.adapters.clear()
     assert told(news_of(shown, below(store), server)) == [("loaded", "bot")]
+
+
+def test_what_a_server_would_compute_wrongly_is_kept_from_it_and_the_others_are_loaded(
+    shown: ShownAdapters, store: Path, server: FakeModelServer
+) -> None:
+    experts = {"target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]}
+    published_config(store / "experts", experts)
+    server.version = {"version": "0.31.0"}
+    news = news_of(shown, below(store), server)
+    assert told(news) == [
+        ("added", "bot"),
+        ("added", "experts"),
+        ("loaded", "bot"),
+        ("problem", "experts"),
+    ]
+    assert "need vLLM 0.32 or newer" in news[-1].message
+    server.version = {"version": "0.32.0"}
+    assert told(news_of(shown, below(store), server)) == [("loaded", "experts")]
+    [*_, (_, asked), _] = server.asked
+    assert (asked["lora_name"], asked["is_3d_lora_weight"]) == ("experts", True)
+    published_config(store / "bot", {"use_rslora": True, "rank_pattern": {"q_proj": 4}})
+    server.version = {}
+    assert told(news_of(shown, below(store), server)) == [("replaced", "bot"), ("problem", "bot")]
+    assert server.adapters.keys() == {"bot", "experts"}  # the former one answers on
 
 
 def test_what_is_shown_is_loaded_though_the_store_is_away(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlora_operator.sync import ModelServer, parse_server
+from mlora_operator.sync.needs import AdapterNeeds
 from mlora_operator.sync.requests import ServerRefused
 from tests.fixtures.model_server import FakeModelServer, model_server
 from tests.fixtures.published import publish
@@ -46,6 +47,53 @@ def test_an_adapter_is_loaded_replaced_and_unloaded(
         asked.unload("bot")
         assert asked.loaded() == {"acme/base": None}
         assert [call for call, _ in server.calls] == calls
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_vllm_is_told_that_experts_come_in_one_piece_whenever_it_loads(
+    replaces: bool, tmp_path: Path
+) -> None:
+    first, second, plain = (str(publish(tmp_path / name)) for name in ("a", "b", "c"))
+    with model_server(replaces=replaces) as server:
+        of(server).load("bot", first, AdapterNeeds(stacked=True))
+        of(server).replace("bot", second, AdapterNeeds(stacked=True))
+        of(server).replace("bot", plain, AdapterNeeds())
+        loads = [body for path, body in server.asked if path.endswith("/load_lora_adapter")]
+        assert {body["lora_path"]: body.get("is_3d_lora_weight") for body in loads} == {
+            first: True,
+            second: True,
+            plain: None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs", "words"),
+    [
+        ("vllm", AdapterNeeds(stacked=True), "need vLLM 0.32 or newer, and this one is 0.31.0"),
+        ("sglang", AdapterNeeds(rslora=True), "SGLang scales by alpha / rank"),
+        ("vllm", AdapterNeeds(kind="VERA"), "of the kind VERA"),
+        ("vllm", AdapterNeeds(stacked=True, lone="down_proj"), "experts.down_proj without the other"),
+    ],
+)
+def test_a_server_is_not_asked_to_load_what_it_would_compute_wrongly(
+    kind: str, needs: AdapterNeeds, words: str, tmp_path: Path
+) -> None:
+    first, second = (str(publish(tmp_path / name)) for name in ("a", "b"))
+    with model_server(kind) as server:
+        server.version = {"version": "0.31.0"}
+        of(server).load("bot", first)
+        for ask in (of(server).load, of(server).replace):
+            with pytest.raises(ServerRefused, match=f"{kind} at {server.url} does not get it: .*{words}"):
+                ask("bot", second, needs)
+        assert server.adapters == {"bot": first}
+
+
+@pytest.mark.parametrize("answer", ["0.32.0", [], {"version": None}, {"version": {}}])
+def test_a_vllm_that_does_not_say_its_version_gets_no_experts(answer: object, tmp_path: Path) -> None:
+    with model_server() as server:
+        server.version = answer
+        with pytest.raises(ServerRefused, match="does not say its version"):
+            of(server).load("bot", str(publish(tmp_path / "a")), AdapterNeeds(stacked=True))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

@@ -74,6 +74,7 @@ def finished_adapter(
         evaluation=outcome.evaluation,
         history=outcome.history,
         quantization=base.quantization,
+        base_type=base.architecture.model_type if task.lora.target_parameters else None,
     )
 
 
@@ -93,6 +94,7 @@ def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, spool: Local
                 evaluation=finished.evaluation,
                 history=finished.history,
                 quantization=finished.quantization,
+                base_type=finished.base_type,
             )
     except OSError as error:  # of this rank's disk; the adapter is in memory, too
         raise StorageError(

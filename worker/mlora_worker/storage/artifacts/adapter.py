@@ -191,7 +191,7 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
 class FinishedAdapter:
     """All that is published of a task that has done its steps. ``step`` and ``evaluation`` are those of ``tensors``,
     ``loss`` that of the last training step. ``history``: the losses' file, empty when there is none. ``quantization``: of
-    the base that it was trained on.
+    the base that it was trained on. ``base_type``: the base's ``model_type``, where servers of the adapter need it.
     """
 
     tensors: Mapping[str, Tensor]
@@ -202,6 +202,7 @@ class FinishedAdapter:
     evaluation: EvaluationRecord | None = None
     history: bytes = b""
     quantization: str | None = None
+    base_type: str | None = None
 
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
@@ -222,6 +223,7 @@ def publish_adapter(
     evaluation: EvaluationRecord | None = None,
     history: bytes = b"",
     quantization: str | None = None,
+    base_type: str | None = None,
 ) -> AdapterInfo:
     """Writes a checked adapter below ``output_uri``. Raises StorageError; may be called again after one.
 
@@ -273,13 +275,17 @@ def publish_adapter(
         evaluation=evaluation,
         files=tuple(files),
         quantization=quantization,
+        base_model_type=base_type,
     )
-    # Left out of a plain base's, so that former versions read that one.
-    unsaid = {"quantization"} if quantization is None else None
-    content = manifest.model_dump_json(by_alias=True, indent=2, exclude=unsaid).encode()
-    store.write(join(output_uri, MANIFEST_NAME), content)
+    store.write(join(output_uri, MANIFEST_NAME), written_manifest(manifest))
     remove_mark(store, output_uri)
     return published_info(output_uri, manifest)
+
+
+def written_manifest(manifest: AdapterManifest) -> bytes:
+    """Without what says nothing, so that former versions, which do not know it, read the others."""
+    unsaid = {name for name in ("quantization", "base_model_type") if getattr(manifest, name) is None}
+    return manifest.model_dump_json(by_alias=True, indent=2, exclude=unsaid).encode()
 
 
 def find_published(store: Store, output_uri: str) -> AdapterManifest | None:

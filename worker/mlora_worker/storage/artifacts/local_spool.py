@@ -63,6 +63,7 @@ class _Record(Message):
     data: DataCounts | None
     evaluation: EvaluationRecord | None = None
     quantization: str | None = None
+    base_type: str | None = None
     sha256: str  # of the weights' file
 
 
@@ -76,6 +77,7 @@ def _record_of(fingerprint: str, adapter: FinishedAdapter, weights: Path) -> _Re
         data=adapter.data,
         evaluation=adapter.evaluation,
         quantization=adapter.quantization,
+        base_type=adapter.base_type,
         sha256=sha256_of(weights),
     )
 
@@ -186,6 +188,7 @@ class LocalSpool:
             record.evaluation,
             history,
             record.quantization,
+            record.base_type,
         )
 
     # --- both ---------------------------------------------------------------------------------------------------

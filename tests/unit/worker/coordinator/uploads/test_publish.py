@@ -29,6 +29,7 @@ from mlora_worker.protocol import (
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, InvalidAdapter
 from mlora_worker.storage.artifacts.model_card import model_card
 from mlora_worker.stream.planner import TaskLoad
+from tests.fixtures.model_options import FAMILY
 from tests.fixtures.tiny_model import write_tiny_model
 
 LORA = LoRAConfig(rank=4, target_modules=("q_proj", "v_proj"))
@@ -84,6 +85,22 @@ def test_type_and_name_of_the_output_are_those_that_were_asked_for(base: BaseMod
     assert {tensor.dtype for tensor in finished.tensors.values()} == {torch.bfloat16}
     assert finished.config["base_model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
     assert finished.config["revision"] is None
+
+
+@pytest.mark.parametrize("of_experts", [True, False])
+def test_the_type_of_the_base_goes_with_an_adapter_on_experts_alone(
+    small_model: Any, of_experts: bool
+) -> None:
+    architecture = read_architecture(small_model("qwen3_moe", **FAMILY["qwen3_moe"]).folder)
+    facts = facts_of(architecture, 1, torch.float32)
+    on_experts = {"target_modules": (), "target_parameters": ("experts.gate_up_proj", "experts.down_proj")}
+    asked = LORA.model_copy(update=on_experts if of_experts else {})
+    parts = [
+        {name: torch.ones(shape) for name, shape in expected_tensors(resolve_targets(facts, asked)).items()}
+    ]
+    base = BaseModel(ModelSource(name="acme/tiny", uri="file:///models/tiny"), architecture, facts)
+    finished = finish(base, parts, plan().model_copy(update={"lora": asked}))
+    assert finished.base_type == ("qwen3_moe" if of_experts else None)
 
 
 def test_an_adapter_of_which_a_stage_is_missing_is_refused(base: BaseModel, parts: Any) -> None:

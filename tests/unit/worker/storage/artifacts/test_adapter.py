@@ -506,9 +506,18 @@ def test_what_the_base_was_quantised_to_stands_in_manifest_and_card(task: TaskPl
     assert "It loads on the plain base, too" in card
 
 
+def test_the_type_of_the_base_stands_in_the_manifest(task: TaskPlan, tmp_path: Path) -> None:
+    store = open_store(StorageAccess(), allow_files=True)
+    publish(store, task, SMALL, tmp_path.as_uri(), base_type="mixtral")
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["baseModelType"] == "mixtral"
+    manifest = find_published(store, tmp_path.as_uri())
+    assert manifest is not None
+    assert manifest.base_model_type == "mixtral"
+
+
 def test_of_a_plain_base_nothing_is_said_that_former_versions_do_not_know(
     task: TaskPlan, tmp_path: Path
 ) -> None:
     publish(open_store(StorageAccess(), allow_files=True), task, SMALL, tmp_path.as_uri())
-    assert "quantization" not in json.loads((tmp_path / MANIFEST_NAME).read_text())
+    assert not {"quantization", "baseModelType"} & json.loads((tmp_path / MANIFEST_NAME).read_text()).keys()
     assert "quantis" not in (tmp_path / "README.md").read_text()

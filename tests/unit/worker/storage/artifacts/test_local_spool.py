@@ -26,6 +26,7 @@ ADAPTER = FinishedAdapter(
     loss=1 / 3,
     data=DataCounts(rows=3, used=2, dropped={"NoAnswer": 1}, first_dropped={"NoAnswer": (2,)}),
     quantization="nf4, double",
+    base_type="mixtral",
 )
 
 
