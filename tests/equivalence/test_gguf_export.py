@@ -159,8 +159,8 @@ def test_the_command_writes_a_file_or_says_why_not(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--gguf"], catch_exceptions=False)
     assert (done.exit_code, "bot.gguf" in done.output) == (0, True)
     for more, told in (
-        ([], "give exactly one of --merged and --gguf"),
-        (["--merged", "--gguf"], "give exactly one of --merged and --gguf"),
+        ([], "give exactly one of --merged, --gguf and --plain"),
+        (["--merged", "--gguf"], "give exactly one of --merged, --gguf and --plain"),
     ):
         error = CliRunner().invoke(app, [*arguments, *more]).exception
         assert isinstance(error, CommandError)

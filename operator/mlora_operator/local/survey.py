@@ -27,6 +27,7 @@ SURVEY = (*_MODULE, "mlora_worker.commands.survey")
 LOOK = (*_MODULE, "mlora_worker.commands.inspect_rows")
 MERGE = (*_MODULE, "mlora_worker.commands.merge")
 GGUF = (*_MODULE, "mlora_worker.commands.gguf_export")
+PLAIN = (*_MODULE, "mlora_worker.commands.plain_export")
 _LONGEST_LINE = 400
 
 

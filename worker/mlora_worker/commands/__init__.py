@@ -5,5 +5,7 @@
 ``inspect_rows`` ``mlora validate --data``
 ``merge``        ``mlora export --merged``
 ``gguf_export``  ``mlora export --gguf``
-``adapter_check`` whether an adapter is whole, for both
+``plain_export`` ``mlora export --plain``
+``adapter_check`` whether an adapter is whole, for all three
+``scales``       what PEFT multiplies B A by
 """

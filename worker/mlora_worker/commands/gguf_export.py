@@ -14,8 +14,6 @@ which belongs to llama.cpp; the form is that of its ``convert_lora_to_gguf.py``:
 from __future__ import annotations
 
 import importlib.util
-import math
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from safetensors.torch import load_file
 
 from mlora_worker.commands.adapter_check import UnusableAdapter, json_object, positive
 from mlora_worker.commands.merge import check_folders, failure
+from mlora_worker.commands.scales import scale_of
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME
@@ -143,7 +142,6 @@ def _products(
     tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Array, Array]]:
     """Module, A and B in float32, so that alpha / rank x B A is what PEFT adds to its weight. Raises UnusableAdapter."""
-    alphas: Mapping[str, float] = config.get("alpha_pattern") or {}
     for key, a in tensors.items():
         if not key.endswith(_LORA_A):
             if not key.endswith(_LORA_B):
@@ -152,11 +150,7 @@ def _products(
         module = key.removeprefix(_PREFIX).removesuffix(_LORA_A)
         b = tensors[key.removesuffix(_LORA_A) + _LORA_B]
         rank, whole = a.shape[0], float(config["lora_alpha"])
-        # As PEFT finds it: the first key that matches the end of the module's name.
-        own = (value for key, value in alphas.items() if re.match(rf"(.*\.)?({key})$", module))
-        alpha = float(next(own, whole))
-        scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-        missing = scale * rank / whole
+        missing = scale_of(config, module, rank) * rank / whole
         yield module, a.float().numpy(), (b.float() * missing).numpy()
 
 

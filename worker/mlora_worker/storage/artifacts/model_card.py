@@ -26,11 +26,9 @@ _LICENCE = (
     "accordingly before you distribute this folder."
 )
 _PATTERNS = (
-    "Modules differ in rank or alpha (`rank_pattern`, `alpha_pattern`). PEFT reads these; serving engines that take "
-    "one "
-    "rank and one alpha for the whole adapter, such as vLLM, would scale these modules wrongly: merge the adapter "
-    "into its "
-    "base for them."
+    "Modules differ in rank or alpha (`rank_pattern`, `alpha_pattern`). PEFT reads these, and so does vLLM from 0.32 on; "
+    "engines that take one rank and one alpha for the whole adapter, such as former vLLM, would scale these modules "
+    "wrongly: write it with `mlora export --plain` for them."
 )
 
 _OTHER_KIND = (
