@@ -161,9 +161,18 @@ def trained(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         task("two-stage", folder / "two-stage", rank=8, modules=attention, seed=1),
         task("rank-48", folder / "rank-48", rank=48, modules=["all-linear"], seed=2),
         task("better", folder / "better", rank=16, modules=attention, seed=3),
-        task("by-path", folder / "by-path", rank=8, modules=attention, seed=4),
+        task("figures", folder / "figures", rank=8, modules=attention, seed=4),
+        task("dora", folder / "dora", rank=8, modules=attention, seed=5),
+        task("vera", folder / "vera", rank=8, modules=attention, seed=6),
+        task("by-path", folder / "by-path", rank=8, modules=attention, seed=7),
     ]
-    tasks[-1]["spec"]["output"]["baseModelName"] = str(smollm2)
+    of = {one["metadata"]["name"]: one["spec"] for one in tasks}
+    of["figures"]["lora"] |= {
+        "alpha": 12.5, "useRslora": True, "rankPattern": {"v_proj": 4}, "alphaPattern": {r".*layers\.[0-9]\..*": 6},
+    }  # fmt: skip
+    of["dora"]["lora"]["useDora"] = True
+    of["vera"]["lora"] = {"type": "vera", "rank": 8, "targetModules": attention}
+    of["by-path"]["output"]["baseModelName"] = str(smollm2)
     manifest = folder / "tasks.yaml"
     manifest.write_text(yaml.safe_dump_all(tasks))
     command = [

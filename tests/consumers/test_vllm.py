@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def of_base(vllm: Vllm, smollm2: Path, prompts: list[list[int]]) -> list[list[in
     return expected
 
 
-@pytest.mark.parametrize("adapter", ["two-stage", "rank-48"])
+@pytest.mark.parametrize("adapter", ["two-stage", "rank-48", "figures"])
 def test_an_adapter_that_comes_while_vllm_runs_writes_what_peft_writes(
     adapter: str,
     vllm: Vllm,
@@ -89,6 +90,24 @@ def test_an_adapter_that_comes_while_vllm_runs_writes_what_peft_writes(
     assert by_vllm(vllm, prompts, BASE) == of_base
     store.remove(adapter)
     sync.await_news("unloaded", adapter)
+
+
+def test_what_vllm_does_not_compute_is_refused_in_words_and_the_others_are_loaded(
+    vllm: Vllm, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for adapter, name in (("dora", "dora"), ("vera", "vera"), ("two-stage", "beside")):
+        store.publish(adapter, name)
+    command = [store.folder.as_uri(), "-d", str(tmp_path / "shown"), "--server", f"vllm={vllm.url}"]
+    assert sync_main([*command, "--once", "-o", "json"]) != 0
+    news = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    problems = {one["name"]: one["message"] for one in news if one["type"] == "problem"}
+    assert problems.keys() == {"dora", "vera"}
+    assert "vLLM does not yet support DoRA" in problems["dora"]
+    assert "of the kind VERA" in problems["vera"]
+    assert vllm.models() & {"dora", "vera", "beside"} == {"beside"}
+    store.remove("beside")
+    sync_main([*command, "--once", "--prune"])
+    assert "beside" not in vllm.models()
 
 
 def test_a_synced_folder_is_one_that_vllms_resolver_loads_from(
