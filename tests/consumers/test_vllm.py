@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ def test_an_adapter_that_comes_while_vllm_runs_writes_what_peft_writes(
     assert by_vllm(vllm, prompts, BASE) == of_base
     store.remove(adapter)
     sync.await_news("unloaded", adapter)
+
+
+def test_the_call_that_loads_knows_every_field_that_it_is_sent(vllm: Vllm) -> None:
+    """It would pass over others without a word."""
+    with urllib.request.urlopen(f"{vllm.url}/openapi.json", timeout=60) as answer:
+        schemas = json.loads(answer.read())["components"]["schemas"]
+    sent = {"lora_name", "lora_path", "load_inplace", "is_3d_lora_weight"}
+    assert sent <= schemas["LoadLoRAAdapterRequest"]["properties"].keys()
 
 
 def test_what_vllm_does_not_compute_is_refused_in_words_and_the_others_are_loaded(
