@@ -15,6 +15,7 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """What the coroutine returns or raises. An interrupt cancels it, and is raised once it has ended."""
     result: Future[T] = Future()
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+    listened_for = threading.Event()  # an interrupt, which would else leave the coroutine to itself
 
     async def noted() -> T:
         task = asyncio.current_task()
@@ -23,6 +24,7 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await make()
 
     def work() -> None:
+        listened_for.wait()
         try:
             result.set_result(asyncio.run(noted()))
         except BaseException as error:
@@ -31,8 +33,10 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     thread = threading.Thread(target=work, name="mlora", daemon=True)
     thread.start()
     try:
+        listened_for.set()
         return result.result()
     except KeyboardInterrupt:
+        listened_for.set()
         loop, task = running.result()
         if not result.done():
             loop.call_soon_threadsafe(task.cancel)

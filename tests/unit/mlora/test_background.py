@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -35,7 +36,8 @@ def test_what_it_raises_is_raised() -> None:
 
 def test_an_interrupt_cancels_it_and_waits_for_its_end() -> None:
     program = """
-import asyncio
+import asyncio, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
 from mlora.background import run_to_end
 
 async def long():
@@ -59,3 +61,21 @@ except KeyboardInterrupt:
         assert running.stdout.readline() == "begun\n"
         running.send_signal(signal.SIGINT)
         assert running.stdout.read() == "cancelled\ntidied up\ninterrupted\n"
+
+
+def test_an_interrupt_before_it_begins_leaves_nothing_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    start = threading.Thread.start
+
+    async def note() -> None:
+        begun.append(1)
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        thread.join(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(note)
+    assert begun == []
