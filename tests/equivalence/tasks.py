@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,11 +66,15 @@ class Base:
 
     def names(self) -> Collection[str]:
         tied = self.model.config.tie_word_embeddings
-        return [name for name in self.model.state_dict() if not (tied and name == "lm_head.weight")]
+        return [name for name in self._stored if not (tied and name == "lm_head.weight")]
 
     def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self.model.state_dict()[name]
-        return tensor
+        return self._stored[name]
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, Tensor]:
+        """Once: to collect all tensors for each that is read takes longer than all else that a stage is made of."""
+        return dict(self.model.state_dict())
 
 
 @dataclass(frozen=True)

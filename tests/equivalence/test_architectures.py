@@ -4,6 +4,7 @@ feature of its own, on whichever stage, would not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlora_worker.model.scores import part_scores
 from mlora_worker.model.stage import Stage
 from tests.equivalence import dropped_features as without
 from tests.fixtures.model_options import FAMILY, MIXTURES, VARIANTS
-from tests.fixtures.small_models import Saved
+from tests.fixtures.small_models import Saved, save_small_model
 
 CPU = torch.device("cpu")
 # Windows of five tokens, and longer frequencies from nine on, matter to some rows alone.
@@ -33,6 +34,37 @@ KINDS |= VARIANTS
 
 def load(saved: Saved, stage: int, stages: int) -> Stage:
     return load_stage(saved.folder, saved, stage, stages, torch.float32, CPU)
+
+
+class Known(Saved):
+    """A model that several tests look at. What they read is theirs: they may change it."""
+
+    def tensor(self, name: str) -> Tensor:
+        return super().tensor(name).clone()
+
+    @functools.cached_property
+    def logits(self) -> Tensor:
+        return transformers_logits(self)
+
+    @functools.cached_property
+    def parts(self) -> list[Stage]:
+        """On two stages, which nobody changes."""
+        return [load(self, stage, 2) for stage in range(2)]
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Known]:
+    """``known(kind)``: making a model, and transformers' way through it, take most of a test."""
+
+    @functools.cache
+    def made(kind: str) -> Known:
+        model_type, options = KINDS[kind]
+        saved = save_small_model(
+            tmp_path_factory.mktemp("model"), model_type, num_hidden_layers=LAYERS, **options
+        )
+        return Known(saved.folder, saved.model)
+
+    return made
 
 
 def last_hidden(parts: list[Stage], rows: PackedRows = ROWS) -> Tensor:
@@ -57,21 +89,22 @@ def by_row(packed: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_rows_through_stages_equal_transformers_row_by_row(small_model: Any, kind: str) -> None:
-    model_type, options = KINDS[kind]
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
-    wanted = transformers_logits(saved)
-    for stages in (1, 2, 3) if kind in SUPPORTED_TYPES else (2,):
-        found = packed_logits([load(saved, stage, stages) for stage in range(stages)])
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+def test_packed_rows_through_stages_equal_transformers_row_by_row(
+    known: Callable[[str], Known], kind: str
+) -> None:
+    model = known(kind)
+    splits = [model.parts]
+    if kind in SUPPORTED_TYPES:
+        splits += [[load(model, stage, stages) for stage in range(stages)] for stages in (1, 3)]
+    for parts in splits:
+        torch.testing.assert_close(packed_logits(parts), model.logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED_TYPES)
-def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type: str) -> None:
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY.get(model_type, {}))
-    parts = [load(saved, stage, 2) for stage in range(2)]
-    found = by_row(packed_logits(parts, PackedRows((sum(LENGTHS),), CPU)))
-    for own, wanted in list(zip(found, by_row(transformers_logits(saved)), strict=True))[1:]:
+def test_rows_that_were_taken_for_one_would_be_seen(known: Callable[[str], Known], model_type: str) -> None:
+    model = known(model_type)
+    found = by_row(packed_logits(model.parts, PackedRows((sum(LENGTHS),), CPU)))
+    for own, wanted in list(zip(found, by_row(model.logits), strict=True))[1:]:
         assert differ(own, wanted)
 
 
@@ -90,10 +123,11 @@ def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type
         "falcon_h1",
     ],
 )
-def test_losses_and_scores_know_factors_caps_and_biases_of_logits(small_model: Any, model_type: str) -> None:
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY[model_type])
-    parts = [load(saved, stage, 2) for stage in range(2)]
-    hidden, logits = last_hidden(parts), transformers_logits(saved).double()
+def test_losses_and_scores_know_factors_caps_and_biases_of_logits(
+    known: Callable[[str], Known], model_type: str
+) -> None:
+    parts = known(model_type).parts
+    hidden, logits = last_hidden(parts), known(model_type).logits.double()
     labels = IDS.flip(0)
     labels[0] = logits[0].argmax()  # at least one is right
     wanted = cross_entropy(logits, labels, reduction="sum")
@@ -241,12 +275,10 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     ],
 )
 def test_a_feature_that_was_dropped_on_any_stage_would_be_seen(
-    small_model: Any, kind: str, drop: Callable[[Stage], Stage], where: tuple[int, ...]
+    known: Callable[[str], Known], kind: str, drop: Callable[[Stage], Stage], where: tuple[int, ...]
 ) -> None:
-    model_type, options = KINDS[kind]
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
-    wanted = transformers_logits(saved)
+    model = known(kind)
     for index in where:
-        parts = [load(saved, stage, 2) for stage in range(2)]
-        parts[index] = drop(parts[index])
-        assert differ(packed_logits(parts), wanted), f"on stage {index}"
+        parts = list(model.parts)
+        parts[index] = drop(load(model, index, 2))
+        assert differ(packed_logits(parts), model.logits), f"on stage {index}"
