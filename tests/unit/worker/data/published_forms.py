@@ -6,8 +6,9 @@ documents nothing is here.
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
@@ -52,6 +53,16 @@ def _bytes(form: Form) -> Any:
 
 
 def _pieces(form: Form) -> Any:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_trained_pieces(form.specials),
+        unk_token="<unk>",
+        bos_token=form.bos,
+        eos_token=form.eos,
+    )
+
+
+@functools.cache
+def _trained_pieces(specials: tuple[str, ...]) -> Tokenizer:
     """As sentencepiece has it: words with a mark for the space before them, and bytes for what is no word."""
     bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -65,18 +76,13 @@ def _pieces(form: Form) -> Any:
     )
     letters = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<unk>", *form.specials, *letters], show_progress=False
+        vocab_size=400, special_tokens=["<unk>", *specials, *letters], show_progress=False
     )
     words = "User Assistant : two four is the answer two four [INST] [/INST] user model"
     bpe.train_from_iterator([words, *(f"{one} {one}" for one in words.split())], trainer)
     written = json.loads(bpe.to_str())
     written["added_tokens"] = [one for one in written["added_tokens"] if one["content"] not in letters]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(written)),
-        unk_token="<unk>",
-        bos_token=form.bos,
-        eos_token=form.eos,
-    )
+    return Tokenizer.from_str(json.dumps(written))
 
 
 _CHATML = (
@@ -426,3 +432,5 @@ FORMS = (
     Form("StarCoder2 Instruct", "starcoder2", _STARCODER2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
          "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
 )  # fmt: skip
+# Types that are published in one form: it is tried once.
+DISTINCT = tuple({replace(form, name="", model_type=""): form for form in reversed(FORMS)}.values())[::-1]

@@ -15,9 +15,9 @@ from mlora_worker.data.tokenizing.conversations import MOST_CHARACTERS, MOST_TUR
 from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
 from mlora_worker.protocol import FailureReason, TrainOn
 from tests.fixtures.tiny_tokenizer import tiny_tokenizer
-from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
+from tests.unit.worker.data.published_forms import DISTINCT, FORMS, Form, tokenizer_of
 
-MANY = [form for form in FORMS if form.both is not None]
+MANY = [form for form in DISTINCT if form.both is not None]
 QWEN = next(form for form in FORMS if form.name == "Qwen2.5")
 PLAIN_TEXT = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"

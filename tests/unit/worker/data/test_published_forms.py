@@ -16,11 +16,11 @@ from mlora_worker.model.families import FAMILIES
 from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, StorageAccess, Training, TrainOn
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
-from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
+from tests.unit.worker.data.published_forms import DISTINCT, FORMS, Form, tokenizer_of
 
 ROUNDS = (("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four"))
 THOUGHT = "<think>\nHm.\n</think>\n\ntwo"
-NAMES = [form.name for form in FORMS]
+NAMES = [form.name for form in DISTINCT]
 
 
 def learnt(form: Form, *turns: tuple[str, str], train_on: TrainOn = TrainOn.ALL_ANSWERS) -> str | Drop:
@@ -39,13 +39,13 @@ def test_every_supported_type_has_a_published_form_here() -> None:
     assert {form.model_type for form in FORMS} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize("form", DISTINCT, ids=NAMES)
 def test_of_a_single_answer_the_answer_and_its_terminator_are_learnt(form: Form) -> None:
     found = learnt(form, *ROUNDS[:2])
     assert found == (form.learnt or Drop.TEMPLATE_MISMATCH)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.template], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [form for form in DISTINCT if form.template], ids=lambda form: form.name)
 def test_of_a_conversation_every_answer_is_learnt_or_it_is_said_how_the_last_one_can_be(form: Form) -> None:
     found = learnt(form, *ROUNDS)
     if form.both is not None:
@@ -56,7 +56,7 @@ def test_of_a_conversation_every_answer_is_learnt_or_it_is_said_how_the_last_one
     assert last == (form.learnt.replace("two", "four") or Drop.TEMPLATE_MISMATCH)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.thought], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [form for form in DISTINCT if form.thought], ids=lambda form: form.name)
 @pytest.mark.parametrize("written", [THOUGHT, "<think>Hm.</think>two"], ids=["lines", "one line"])
 def test_thoughts_of_an_answer_are_learnt_where_the_generation_prompt_ends(form: Form, written: str) -> None:
     found = learnt(form, ("user", "2?"), ("assistant", written))
@@ -67,7 +67,7 @@ def test_thoughts_of_an_answer_are_learnt_where_the_generation_prompt_ends(form:
         assert found == form.thought
 
 
-@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize("form", DISTINCT, ids=NAMES)
 def test_the_tokens_before_the_answer_are_those_that_a_server_sends(form: Form) -> None:
     tokenizer = tokenizer_of(form)
     answer = THOUGHT if form.thought else "two"
@@ -84,7 +84,7 @@ def test_the_tokens_before_the_answer_are_those_that_a_server_sends(form: Form) 
     assert row.ids[: int(row.supervised.argmax())].tolist() == sent
 
 
-@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize("form", DISTINCT, ids=NAMES)
 def test_an_answer_that_ends_in_its_terminator_already_has_it_once(form: Form) -> None:
     answer = THOUGHT if form.thought else "two"
     expected = learnt(form, ("user", "2?"), ("assistant", answer))
@@ -95,7 +95,7 @@ def test_an_answer_that_ends_in_its_terminator_already_has_it_once(form: Form) -
         assert learnt(form, ("user", "2?"), ("assistant", answer + ending)) == expected
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if not form.learnt], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [form for form in DISTINCT if not form.learnt], ids=lambda form: form.name)
 def test_where_a_thought_is_opened_that_answers_lack_the_user_is_told(form: Form) -> None:
     encoder = ChatEncoder(tokenizer_of(form))
     encoder.encode([Chat(1, (Turn("user", "2?"), Turn("assistant", "two")))])

@@ -63,9 +63,11 @@ def test_one_long_value_that_many_rows_refer_to_is_in_memory_once() -> None:
     assert pa.total_allocated_bytes() - before < 50 * 2**20
 
 
-TEXTS = [f"common beginning, row {row}" for row in range(1500)] + [None, "", "€\U0001f600"]
-TALKS = [turns("a" * (row % 7), None, f"€ {row}") if row % 5 else None for row in range(1503)]
-NUMBERS = {"n": [*range(1502), None], "x": [row / 7 for row in range(1503)]}
+# Three groups of rows, each of two batches but for the last, and more than a small dictionary takes.
+COUNT, IN_GROUP, AT_ONCE = 303, 140, 100
+TEXTS = [f"common beginning, row {row}" for row in range(COUNT - 3)] + [None, "", "€\U0001f600"]
+TALKS = [turns("a" * (row % 7), None, f"€ {row}") if row % 5 else None for row in range(COUNT)]
+NUMBERS = {"n": [*range(COUNT - 1), None], "x": [row / 7 for row in range(COUNT)]}
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"], ids=["pages 1", "pages 2"])
@@ -83,9 +85,12 @@ def test_rows_are_the_same_however_they_are_stored(encoding: str, compression: s
     elif encoding != "dictionary":
         kinds = dict.fromkeys(leaves, encoding) | {"n": "DELTA_BINARY_PACKED", "x": "BYTE_STREAM_SPLIT"}
         options = {"use_dictionary": False, "column_encoding": kinds}
-    data = parquet(columns, compression=compression, data_page_version=version, row_group_size=700, **options)
+    data = parquet(
+        columns, compression=compression, data_page_version=version, row_group_size=IN_GROUP, **options
+    )
     expected = pa.parquet.read_table(io.BytesIO(data)).to_pylist()
-    assert [record.value for record in parquet_rows(OneFile(data), "rows", tuple(columns))] == expected
+    found = parquet_rows(OneFile(data), "rows", tuple(columns), at_once=AT_ONCE)
+    assert [record.value for record in found] == expected
 
 
 def test_texts_that_are_stored_as_differences_do_not_fill_the_memory() -> None:
