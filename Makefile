@@ -77,12 +77,13 @@ audit: ## Known vulnerabilities of the pinned packages, as PyPI tells them (need
 
 # Two parts of the unit tests run at the same time: those that need PyTorch, which takes ten seconds to import with all that stands
 # on it, and the others. Each is collected once; processes that are forked from there (tests/fixtures/forked_tests.py) take file
-# after file. There is one more of them than of cores, since some tests wait for deadlines.
+# after file. There is one more of them than of cores, since some tests wait for deadlines; each part has as many, since one
+# of them is left alone in the end.
 WITH_TORCH := tests/unit/worker tests/unit/bench tests/unit/examples $(addprefix tests/unit/,docs/test_sizing.py \
   operator/api/test_names_elsewhere.py operator/download/test_manifest.py)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Tensors of tests are tiny: a second thread costs more than it gives, a second process does not.
-FORKED := OMP_NUM_THREADS=1 $(PYTEST) -p tests.fixtures.forked_tests --forks=$$(( $(CORES) / 2 + 1 ))
+FORKED := OMP_NUM_THREADS=1 $(PYTEST) -p tests.fixtures.forked_tests --forks=$$(( $(CORES) + 1 ))
 
 PARTS := unit-torch unit-rest
 .PHONY: unit $(PARTS)

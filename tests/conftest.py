@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 
 from hypothesis import settings
 
@@ -22,6 +23,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # else libraries complain of what is left
+    # To each logger that does not hand on what it is told pytest adds its handlers six times a test: PyTorch has dozens.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 pytest_plugins = [

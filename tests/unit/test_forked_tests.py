@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,6 @@ def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
         "pytest",
         "-p",
         "tests.fixtures.forked_tests",
-        "-p",
-        "no:cacheprovider",
         "-ra",
     ]
     done = subprocess.run(
@@ -50,7 +49,7 @@ def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
 
 
 def test_every_outcome_is_told(tmp_path: Path) -> None:
-    status, said = run(tmp_path, FILES, "--forks=3")
+    status, said = run(tmp_path, FILES, "--forks=3", "-p", "no:cacheprovider")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert "3 failed, 2 passed, 1 skipped" in said
     assert "1 error" in said
@@ -65,6 +64,17 @@ def test_every_outcome_is_told(tmp_path: Path) -> None:
         "its process ended with -9 (",
     ):
         assert words in said
+
+
+def test_files_that_took_long_the_last_time_and_new_ones_come_first(tmp_path: Path) -> None:
+    files = {
+        "test_a.py": "def test_short(): pass",
+        "test_b.py": "import time\ndef test_long(): time.sleep(0.2)",
+    }
+    for new, order in (({}, ["a", "b"]), ({"test_c.py": "def test_new(): pass"}, ["c", "b", "a"])):
+        status, said = run(tmp_path, files | new, "--forks=1", "-v")
+        assert status == pytest.ExitCode.OK, said
+        assert re.findall(r"test_(\w)\.py::test_\w+ PASSED", said) == order
 
 
 @pytest.mark.parametrize(
