@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
+from mlora_worker.model.llama4 import PackedLlama4Attention, RoutedLlama4Moe
 from mlora_worker.model.recurrent import (
     PackedDeltaNet,
     PackedFalconMamba,
@@ -55,6 +58,67 @@ def windows(stage: Stage) -> Stage:
     for one in _modules(stage, "config"):
         one.config.sliding_window = 1000
     return stage
+
+
+def chunks(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedLlama4Attention):
+        one.config.attention_chunk_size = 1000
+    return stage
+
+
+class _CountedTogether(PackedRows):
+    """Chunks begin where they would if all rows were one."""
+
+    def in_chunks(self, size: int) -> PackedRows:
+        cuts = sorted({*accumulate(self.lengths), *range(0, self.tokens, size)} | {0})
+        return PackedRows(tuple(end - start for start, end in pairwise(cuts)), self.device)
+
+
+def starts_of_chunks(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedLlama4Attention):
+        one.forward = _with_rows(one.forward, lambda rows: _CountedTogether(rows.lengths, rows.device))
+    return stage
+
+
+def temperatures(stage: Stage) -> Stage:
+    for one in _modules(stage, "attn_temperature_tuning"):
+        one.attn_temperature_tuning = False
+    return stage
+
+
+def starts_of_temperatures(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedLlama4Attention):
+        own = one._temperatures
+        one._temperatures = lambda rows, own=own: own(PackedRows((rows.tokens,), rows.device))
+    return stage
+
+
+def norms_after_rotation(stage: Stage) -> Stage:
+    return _without_norms(stage, "qk_norm")
+
+
+def rotation_of_pairs(stage: Stage) -> Stage:
+    def halves(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        first, second = heads.chunk(2, dim=-1)
+        cos, sin = turns.real[:, :, None], turns.imag[:, :, None]
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+    for one in _modules_of(stage, PackedLlama4Attention):
+        one.rotated = halves
+    return stage
+
+
+def weights_before_experts(stage: Stage) -> Stage:
+    """They multiply what the experts give, as in other types."""
+    for one in _modules_of(stage, RoutedLlama4Moe):
+        one.forward = partial(_weighted_afterwards, one)
+    return stage
+
+
+def _weighted_afterwards(block: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = hidden.flatten(0, 1)
+    logits, weights, chosen = block.router(flat)
+    return block.shared_expert(flat) + block.experts(flat, chosen, weights), logits
 
 
 def capped_scores(stage: Stage) -> Stage:
@@ -241,17 +305,17 @@ def capped_logits(stage: Stage) -> Stage:
     return replace(stage, logit_cap=None)
 
 
-def _as_one_row(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def taken_for_one(hidden_states: torch.Tensor, *, packed: PackedRows, **_: Any) -> torch.Tensor:
-        return forward(hidden_states, packed=PackedRows((packed.tokens,), packed.device))
+def _with_rows(forward: Callable[..., Any], rows: Callable[[PackedRows], PackedRows]) -> Callable[..., Any]:
+    def taken_for_others(hidden_states: torch.Tensor, *, packed: PackedRows, **others: Any) -> Any:
+        return forward(hidden_states, packed=rows(packed), **others)
 
-    return taken_for_one
+    return taken_for_others
 
 
 def states_of_their_own(stage: Stage) -> Stage:
     """Rows are taken for one where a state is carried, and nowhere else."""
     for one in _modules_of(stage, *_NETS, PackedShortConv):
-        one.forward = _as_one_row(one.forward)
+        one.forward = _with_rows(one.forward, lambda rows: PackedRows((rows.tokens,), rows.device))
     return stage
 
 

@@ -49,7 +49,7 @@ def _targets(task: Task, start: Mapping[str, Tensor]) -> str | list[str]:
     """In PEFT's words. Of a model that also reads images, a word would have its towers, too: there, what is adapted is
     named one by one."""
     paths = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in start}
-    if any(".language_model." in path for path in paths):
+    if any("language_model." in path for path in paths):
         return sorted(paths)
     return "all-linear" if task.lora.target_modules == ("all-linear",) else list(task.lora.target_modules)
 

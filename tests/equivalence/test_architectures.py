@@ -165,7 +165,12 @@ _NORMS_OF_HEADS = [
     "internvl", "minimax_m2", "afmoe", "exaone_moe", "flex_olmo", "phi with norms of q and k",
     "stablelm, parallel, norms of heads",
 ]  # fmt: skip
+_LLAMA4 = ["llama4", "llama4_text"]
+_ALL_LLAMA4 = [kind for kind, (model_type, _) in KINDS.items() if model_type in _LLAMA4]
+_LLAMA4_TIED, _MAVERICK, _CHUNKS_ELSEWHERE, _LLAMA4_LONG = sorted({*_ALL_LLAMA4} - {*_LLAMA4})
+_LLAMA4.append(_LLAMA4_TIED)
 _GEMMA4_MOE = ["gemma4 of experts", "gemma4_text of experts"]
+_LONG_ROPE = ["phi3", "phi3, longrope in part, as published configurations say it", "phimoe", _LLAMA4_LONG]
 _GATED = [*MIXTURES, *_GEMMA4_MOE]
 _MIXTURES = [*_GATED, "nemotron_h of experts"]
 # What is dropped, on which of two stages alone, and which models have it.
@@ -178,6 +183,13 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "qwen2_5_vl with windows", "qwen3 with windows", "qwen3_moe, experts in each second layer, windows",
         "smollm3 with windows", "starcoder2", "dots1", "aya_vision", "cohere2_vision", "afmoe", "exaone_moe",
         "phimoe, a plain head, windows", "vaultgemma"]),
+    (without.chunks, EACH, _ALL_LLAMA4),
+    (without.starts_of_chunks, EACH, _ALL_LLAMA4),
+    (without.temperatures, EACH, [*_LLAMA4, _MAVERICK, _LLAMA4_LONG]),
+    (without.starts_of_temperatures, EACH, [*_LLAMA4, _MAVERICK, _LLAMA4_LONG]),
+    (without.norms_after_rotation, EACH, [*_LLAMA4, _CHUNKS_ELSEWHERE, _LLAMA4_LONG]),
+    (without.rotation_of_pairs, EACH, _ALL_LLAMA4),
+    (without.weights_before_experts, EACH, _ALL_LLAMA4),
     (without.capped_scores, EACH, ["gemma2", "vaultgemma"]),
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
@@ -190,7 +202,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
         "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe", "glm4v", "internvl of qwen2",
-        "glm4v_moe", "nemotron with biases, tied", "phi", "phimoe", "stablelm", "falcon_h1", "nemotron_h"]),
+        "glm4v_moe", "nemotron with biases, tied", "phi", "phimoe", "stablelm", "falcon_h1", "nemotron_h", _MAVERICK]),
     (without.further_experts, EACH, _MIXTURES),
     (without.thresholds_of_choices, EACH, ["phimoe"]),
     (without.weights_of_experts, EACH, _MIXTURES),
@@ -205,7 +217,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
     (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_next", "deepseek_v2", "dots1", "ernie4_5_moe", "glm4_moe_lite", "hunyuan_v1_moe", "granitemoeshared",
-        "qwen2_moe", "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts"]),
+        "qwen2_moe", "afmoe", "exaone_moe", "glm4v_moe", "nemotron_h of experts", *_ALL_LLAMA4]),
     (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen2_moe"]),
     (without.scales_of_experts, EACH, _GEMMA4_MOE),
     (without.scales_of_routers, EACH, _GEMMA4_MOE),
@@ -224,17 +236,15 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.parallel_residuals, EACH, ["gpt_neox"]),
     (without.factor_of_residuals, EACH, ["granite", "granitemoe", "granitemoehybrid", "granitemoeshared"]),
     (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3", "aya_vision", "cohere2_vision", "exaone_moe",
-        "afmoe"]),
+        "afmoe", *_ALL_LLAMA4]),
     (without.scaled_frequencies, EACH, [
         "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn",
-        "olmo3", "deepseek_v2", "hunyuan_v1_dense", "hunyuan_v1_moe"]),
+        "olmo3", "deepseek_v2", "hunyuan_v1_dense", "hunyuan_v1_moe", *_LLAMA4]),
     (without.scale_of_rotations, EACH, ["gpt_oss", "llama, yarn"]),
     (without.partial_rotation, EACH, [
         "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", *_DELTA_NETS, "minimax_m2", "nemotron"]),
-    (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it",
-        "phimoe"]),
-    (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it",
-        "phimoe"]),
+    (without.frequencies_of_long_rows, EACH, _LONG_ROPE),
+    (without.frequencies_of_short_rows, EACH, _LONG_ROPE),
     (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
     (without.norms_of_values, EACH, ["gemma4", "gemma4_text"]),
     (without.scalars_of_layers, EACH, ["gemma4", "gemma4_text"]),

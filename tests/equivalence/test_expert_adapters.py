@@ -310,7 +310,7 @@ def test_a_task_that_begins_with_another_adapter_has_its_weights(
     assert largest_difference(pipeline.adapters["next"], adapter) < 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe", "llama4_text"])
 def test_a_merged_model_computes_what_base_and_adapter_compute(
     small_model: Callable[..., Any], rows: Callable[..., list[Row]], tmp_path: Path, model_type: str
 ) -> None:

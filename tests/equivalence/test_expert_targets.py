@@ -20,7 +20,7 @@ from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import Base, Row, Task, assert_same, train
 from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, TARGETS
 
-ROUTERS = ("mlp.gate", "mlp.gate.wg", "mlp.router", "mlp.router.gate")
+ROUTERS = ("mlp.gate", "mlp.gate.wg", "mlp.router", "mlp.router.gate", "feed_forward.router")
 
 
 def adapted_by_peft(model: Any, words: Any) -> set[str]:
@@ -40,7 +40,8 @@ def test_all_linear_is_what_it_is_in_peft_or_refused(small_model: Any, model_typ
     if not any(stack.in_peft for stack in facts.experts or ()):
         assert {target.path for target in resolve_targets(facts, every)} == theirs
         return
-    assert any("experts" in path for path in theirs) or model_type == "phimoe", "PEFT adapts them"
+    routed = any(".experts" in path for path in theirs)
+    assert routed or model_type in ("llama4_text", "phimoe"), "PEFT adapts them"
     assert any(path.endswith(ROUTERS) for path in theirs)
     with pytest.raises(InvalidTarget, match=r"all-linear adapts the routed experts.*such as \[(q_|in_)"):
         resolve_targets(facts, every)
@@ -53,6 +54,9 @@ def test_all_linear_is_what_it_is_in_peft_or_refused(small_model: Any, model_typ
     named = LoRAConfig(rank=3, target_modules=TARGETS[model_type])
     ours = {target.path for target in resolve_targets(facts, named)}
     assert ours == adapted_by_peft(saved.model, [*TARGETS[model_type]])
+    if model_type == "llama4_text":  # nothing but its router is refused
+        assert ours == {path for path in theirs if not path.endswith(ROUTERS)}
+        return
     assert ours == {path for path in theirs if "_attn" in path}
     assert not any("shared_expert" in path and "gate" not in path for path in theirs), (
         "and these it leaves out"
@@ -82,6 +86,12 @@ def test_all_linear_is_what_it_is_in_peft_or_refused(small_model: Any, model_typ
             "routed experts belong in targetParameters, and a router gets no adapter",
         ),
         ("granitemoe", "router", UnknownTargetModule, "a router gets no adapter"),
+        (
+            "llama4_text",
+            "feed_forward.router",
+            InvalidTarget,
+            "router means the routed experts or the router",
+        ),
         ("mixtral", "lm_head", UnknownTargetModule, "the head and the embeddings"),
     ],
 )

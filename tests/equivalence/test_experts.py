@@ -36,6 +36,7 @@ STORED = dict.fromkeys(EXPERT_TYPES, "mlp.experts.5.up_proj.weight") | {
     "granitemoehybrid": "block_sparse_moe.input_linear.weight",
     "granitemoeshared": "block_sparse_moe.input_linear.weight",
     "lfm2_moe": "feed_forward.experts.5.w3.weight",
+    "llama4_text": "feed_forward.experts.gate_up_proj",
     "minimax_m2": "block_sparse_moe.experts.5.w3.weight",
     "mixtral": "block_sparse_moe.experts.5.w3.weight",
     "phimoe": "block_sparse_moe.experts.5.w3.weight",
@@ -100,6 +101,7 @@ def test_a_tensor_of_one_expert_that_is_not_known_is_refused(small_model: Any, t
         ("gpt_oss", False),
         ("phimoe", False),
         ("afmoe", False),
+        ("llama4_text", False),
     ],
 )
 def test_a_task_has_the_bits_of_itself_alone_beside_any_neighbour(

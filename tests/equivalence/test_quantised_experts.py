@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextExperts
 
 from bench.base import whole_stage
 from mlora_worker.frozen.experts import FrozenExperts
@@ -38,15 +39,14 @@ def on_its_values(base: Base, freeze: Freeze, dtype: torch.dtype) -> Base:
     """The plain base whose matrices, those of experts with them, are those that a quantised one has."""
     model: Any = copy.deepcopy(base.model)
     for module in model.model.layers.modules():
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, torch.nn.Linear) and not isinstance(module, Llama4Router):
             module.weight.data = freeze(module.weight.data.to(dtype)).dense(torch.float32)
         if hasattr(module, "gate_up_proj"):
-            width = module.gate_up_proj.shape[1] // 2
-            for stack in (
-                module.gate_up_proj.data[:, :width],
-                module.gate_up_proj.data[:, width:],
-                module.down_proj.data,
-            ):
+            wide, narrow = module.gate_up_proj.data, module.down_proj.data
+            if isinstance(module, Llama4TextExperts):  # [experts, in, out]
+                wide, narrow = wide.transpose(1, 2), narrow.transpose(1, 2)
+            width = wide.shape[1] // 2
+            for stack in (wide[:, :width], wide[:, width:], narrow):
                 for matrix in stack:
                     matrix.copy_(freeze(matrix.to(dtype).contiguous()).dense(torch.float32))
     return Base(base.folder, model)
@@ -66,13 +66,14 @@ def quantised_as_plain(
 
 @pytest.mark.parametrize("freeze", [NF4, int8], ids=["nf4", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "llama4_text"])
 def test_quantised_experts_equal_plain_ones_with_the_same_values_bit_for_bit(
-    small_model: Any, rows: Callable[..., list[Row]], freeze: Freeze, dtype: torch.dtype
+    small_model: Any, rows: Callable[..., list[Row]], freeze: Freeze, dtype: torch.dtype, model_type: str
 ) -> None:
-    base = wider(small_model)
+    base = wider(small_model, model_type)
     tasks = [
-        Task("a", lora("qwen3_moe"), TRAINING, rows(7, 1, vocabulary=97), 4),
-        Task("b", lora("qwen3_moe", rank=2), TRAINING, rows(5, 2, vocabulary=97), 4),
+        Task("a", lora(model_type), TRAINING, rows(7, 1, vocabulary=97), 4),
+        Task("b", lora(model_type, rank=2), TRAINING, rows(5, 2, vocabulary=97), 4),
     ]
     found = quantised_as_plain(base, tasks, freeze, dtype)
     plain = train(base, 2, tasks[:1], dtype=dtype)["a"]

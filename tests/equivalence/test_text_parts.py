@@ -77,7 +77,14 @@ def test_of_the_files_that_transformers_writes_the_text_parts_tensors_alone_are_
     torch.testing.assert_close(logits(saved.folder, files), wanted, rtol=1e-5, atol=1e-5)
     unread = {name for name in files.names() if name not in files.read}
     assert unread
-    towers = ("vision_tower", "multi_modal_projector", "image_newline", "visual", "embed_vision")
+    towers = (
+        "vision_tower",
+        "vision_model",
+        "multi_modal_projector",
+        "image_newline",
+        "visual",
+        "embed_vision",
+    )
     assert all(name.removeprefix("model.").startswith(towers) for name in unread)
     assert "do not belong" not in caplog.text
 

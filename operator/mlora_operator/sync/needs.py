@@ -26,6 +26,8 @@ EXPERTS = "experts"
 STACKED = ("gate_up_proj", "down_proj")
 # vLLM calls the block around their experts otherwise than transformers and PEFT, finds nothing there, and says nothing.
 RENAMED_IN_VLLM = frozenset({"mixtral", "minimax_m2"})
+# What PEFT takes for an expert's inputs are its outputs there, so A and B are in each other's place.
+SWAPPED_IN_PEFT = frozenset({"llama4", "llama4_text"})
 # The first vLLM that reads figures by module, and refuses experts in one piece where it would misread them.
 _READS_ALL = (0, 32)
 _OTHERWISE = "write it with `mlora export --plain`, or merge it with `--merged`"
@@ -76,6 +78,8 @@ def vllm_lacks(needs: AdapterNeeds, ask_version: Callable[[], str]) -> str | Non
     """Why a vLLM of this version must not get it."""
     if needs.stacked and needs.base_type in RENAMED_IN_VLLM:
         return f"vLLM would leave out what it adds to the experts of {needs.base_type}: {_OTHERWISE}"
+    if needs.stacked and needs.base_type in SWAPPED_IN_PEFT:
+        return f"vLLM would take A for B in the experts of {needs.base_type}: merge it with `mlora export --merged`"
     if not needs.stacked and not needs.by_module:
         return None
     version = ask_version()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mlora_worker.frozen.experts import Additions, FrozenExperts
@@ -26,6 +27,11 @@ class StackedPart:
     values: StackedPair  # in the base's type
     gradient: StackedPair  # float32, added to
     scale: float  # alpha / rank, or what takes its place
+
+    def of(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[rank, in] and [out, rank] of one expert."""
+        a, b = self.values.of(expert)
+        return a.to(dtype), b.to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class SegmentAdditions:
         own = self.part.gate_up
         if own is None:
             return None
-        a, b = (matrices[expert].to(x.dtype) for matrices in (own.values.a, own.values.b))
+        a, b = own.of(expert, x.dtype)
         low = x @ a.T
         gate.addmm_(low, b[self.part.gate].T, alpha=own.scale)
         up.addmm_(low, b[self.part.up].T, alpha=own.scale)
@@ -63,8 +69,9 @@ class SegmentAdditions:
         own = self.part.down
         if own is None:
             return None
-        low = x @ own.values.a[expert].to(x.dtype).T
-        y.addmm_(low, own.values.b[expert].to(x.dtype).T, alpha=own.scale)
+        a, b = own.of(expert, x.dtype)
+        low = x @ a.T
+        y.addmm_(low, b.T, alpha=own.scale)
         return low
 
     def back_of_down(
@@ -73,10 +80,10 @@ class SegmentAdditions:
         own = self.part.down
         if own is None or low is None:
             return
-        a, b = (matrices[expert].to(x.dtype) for matrices in (own.values.a, own.values.b))
+        (a, b), (grad_a, grad_b) = own.of(expert, x.dtype), own.gradient.of(expert)
         grad_low, strength = grad @ b, own.scale * self.weight
-        accumulate(own.gradient.b[expert], (grad * factor).T, low, strength)
-        accumulate(own.gradient.a[expert], (grad_low * factor).T, x, strength)
+        accumulate(grad_b, (grad * factor).T, low, strength)
+        accumulate(grad_a, (grad_low * factor).T, x, strength)
         grad_x.addmm_(grad_low, a, alpha=own.scale)
 
     def back_of_gate_up(
@@ -85,12 +92,12 @@ class SegmentAdditions:
         own = self.part.gate_up
         if own is None or low is None:
             return
-        a, b = (matrices[expert].to(x.dtype) for matrices in (own.values.a, own.values.b))
+        (a, b), (grad_a, grad_b) = own.of(expert, x.dtype), own.gradient.of(expert)
         grad_low = (gate @ b[self.part.gate]).addmm_(up, b[self.part.up])
-        strength, gradient = own.scale * self.weight, own.gradient.b[expert]
-        accumulate(gradient[self.part.gate], gate.T, low, strength)
-        accumulate(gradient[self.part.up], up.T, low, strength)
-        accumulate(own.gradient.a[expert], grad_low.T, x, strength)
+        strength = own.scale * self.weight
+        accumulate(grad_b[self.part.gate], gate.T, low, strength)
+        accumulate(grad_b[self.part.up], up.T, low, strength)
+        accumulate(grad_a, grad_low.T, x, strength)
         if grad_x is not None:
             grad_x.addmm_(grad_low, a, alpha=own.scale)
 

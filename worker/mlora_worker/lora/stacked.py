@@ -19,6 +19,12 @@ class StackedPair:
 
     a: Tensor  # [experts, rank, in]
     b: Tensor  # [experts, out, rank]
+    swapped: bool = False  # A is behind B
+
+    def of(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Of one expert, what its input is multiplied by first [rank, in], and then [out, rank]."""
+        a, b = self.a[expert], self.b[expert]
+        return (b.T, a.T) if self.swapped else (a, b)
 
     def as_filed(self) -> tuple[Tensor, Tensor]:
         """A and B of a tensor that is in the order of files, in their shapes there."""
@@ -43,6 +49,7 @@ class Stacked:
     inputs: int
     outputs: int
     rank: int  # of one expert
+    swapped: bool = False  # ``inputs`` are what an expert gives, and ``outputs`` what it takes
 
     @property
     def inward(self) -> int:
@@ -57,4 +64,5 @@ class Stacked:
         return StackedPair(
             inward.view(self.experts, self.rank, self.inputs),
             outward.view(self.experts, self.outputs, self.rank),
+            self.swapped,
         )

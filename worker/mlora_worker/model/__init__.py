@@ -16,6 +16,7 @@
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows
 ``handed_on``     where packed rows begin, for the attention of layers that do not hand it on
+``llama4``        attention in chunks, and experts whose inputs are weighted
 ``sinks``         the same with a sink for each head
 ``recurrent``     layers that carry a state, which begins at each packed row
 ``loss``          cross entropy over supervised positions, in chunks

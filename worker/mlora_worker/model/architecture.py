@@ -20,6 +20,7 @@ from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.experts import ExpertStack, stack_of
 from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Family
 from mlora_worker.model.handed_on import hand_on, tell_window
+from mlora_worker.model.llama4 import pack_llama4
 from mlora_worker.model.recurrent import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
@@ -184,6 +185,9 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     unify_linears(model)
     begin_at_each_row(model, dtype)
     forget_shared_keys(model)
+    pack_llama4(model)
+    if family.decoder is not None:
+        model.base_model_prefix = family.decoder
     parts, head = parts_of(model, family), model.get_output_embeddings()
     optional = family.rotary if family.rotary_or_none else None
     missing = [attribute for attribute, part in parts.items() if part is None and attribute != optional]

@@ -69,6 +69,21 @@ class PackedRows:
         return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
+    def _chunks(self) -> dict[int, PackedRows]:
+        return {}
+
+    def in_chunks(self, size: int) -> PackedRows:
+        """Each row cut into rows of ``size`` tokens, the last of which may be shorter. Kept for the other layers."""
+        if self.longest <= size:
+            return self
+        if size not in self._chunks:
+            chunks = (
+                min(size, length - start) for length in self.lengths for start in range(0, length, size)
+            )
+            self._chunks[size] = PackedRows(tuple(chunks), self.device, self.segments)
+        return self._chunks[size]
+
+    @cached_property
     def _window_masks(self) -> dict[tuple[int, int], Tensor]:
         return {}
 

@@ -55,6 +55,7 @@ class ExpertNames:
     # Of all of them, gate and up in one, if files have these; in a block.
     stacks: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
     turned: bool = False  # files have stacks as [experts, in, out], which are [experts, out, in] in the model
+    inward: bool = False  # stacks are [experts, in, out], in the model, too
     # Stacks are [experts, in, out], gate and up lie there in turns, and each has a bias beside it (gpt-oss).
     in_turns: bool = False
     # Words of ``target_modules`` that PEFT takes for the stacked experts and their router, whatever else has that name.
@@ -102,6 +103,7 @@ class ExpertStack:
     width: int  # of the inside of one expert
     in_peft: tuple[str, ...] = ()  # see ExpertNames
     gated: bool = True  # whether each has a gate beside up; adapters are possible on those that have one
+    swapped: bool = False  # PEFT takes its [experts, in, out] for [experts, out, in], so A is behind B
 
     @property
     def inside(self) -> str:
@@ -144,9 +146,8 @@ def stack_of(
             f"at most all, and at most {MOST_EXPERTS} experts are possible"
         )
     width = down.shape[1] * down.shape[2] // size
-    return ExpertStack(
-        f"{prefix}{names.experts}", index, experts, active, size, width, names.in_peft, names.gated
-    )
+    path = f"{prefix}{names.experts}"
+    return ExpertStack(path, index, experts, active, size, width, names.in_peft, names.gated, names.inward)
 
 
 def stored_names(stack: ExpertStack, names: ExpertNames, prefix: str) -> Iterator[str]:
@@ -213,7 +214,7 @@ def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader,
         one = reader.stack(narrow, (experts, size, width))
         return Parts(gate, (), [reader.freeze(one[at]) for at in count])
     if not names.in_turns:
-        read = reader.turned if names.turned else reader.stack
+        read = _inward(reader) if names.inward else reader.turned if names.turned else reader.stack
         wide = read(both, (experts, 2 * width, size))
         gate, up = ([reader.freeze(half[at]) for at in count] for half in (wide[:, :width], wide[:, width:]))
         del wide
@@ -235,6 +236,10 @@ def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader,
     of_both = reader.stack(f"{both}{_BIAS}", (experts, 2 * width))
     biases = of_both[:, ::2], of_both[:, 1::2], reader.stack(f"{narrow}{_BIAS}", (experts, size))
     return Parts(gate, up, down, Biases(*map(reader.own, biases)))
+
+
+def _inward(reader: MatrixReader) -> Callable[[str, tuple[int, int, int]], Tensor]:
+    return lambda name, shape: reader.stack(name, (shape[0], shape[2], shape[1])).transpose(1, 2)
 
 
 def freeze_experts(layer: nn.Module, names: ExpertNames, parts: Parts, segments: SegmentTokens) -> None:

@@ -174,6 +174,7 @@ def _expert_shapes(architecture: Architecture, stage: int, layers: range) -> lis
             width=stack.width,
             in_peft=stack.in_peft,
             path=stack.pattern if stack.gated else None,
+            swapped=stack.swapped or None,
         )
         last = shapes[-1] if shapes else own
         if last == own.model_copy(update={"first_layer": stack.layer - last.count, "count": last.count}):

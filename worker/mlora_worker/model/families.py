@@ -26,6 +26,7 @@ class Family:
     rotary_or_none: bool = False  # its configuration may leave that out; no layer knows positions then
     layers: str = "layers"
     norm: str = "norm"
+    decoder: str | None = None  # where the causal LM has it, if its class says otherwise
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
     rope_types: tuple[str, ...] = ()  # of its own, beside those that all may have
     without: tuple[str, ...] = ()  # configuration fields that must not be set (``REFUSED_OPTIONS``)
@@ -77,6 +78,8 @@ _GRANITE_MOE = ExpertNames(
     stored_router="router.layer",
     stacks=(("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight")),
 )
+# PEFT's all-linear takes the router, which is a linear module of its own kind.
+_LLAMA4 = ExpertNames("feed_forward", "router", inward=True, in_peft=("router",))
 _LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
 _NEMOTRON_H = ExpertNames(
@@ -135,6 +138,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(norm="embedding_norm"),
     "lfm2_moe": Family(rotary="pos_emb", norm="embedding_norm", experts=_LFM2_MOE, without=_AUXILIARY),
     "llama": _PLAIN,
+    "llama4_text": Family(decoder="model", experts=_LLAMA4, without=_AUXILIARY),
     "minimax_m2": Family(experts=_MINIMAX, without=_AUXILIARY),
     "ministral": _PLAIN,
     "ministral3": _PLAIN,
@@ -201,7 +205,6 @@ REFUSED: dict[str, str] = {
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
     "gemma3n": "its later layers use keys of earlier ones, and each has an embedding of the tokens: a stage sees neither; "
     "use gemma3, or Gemma 4 31B or 26B-A4B",
-    "llama4": "its attention in chunks has not been compared, nor its experts, of which the inputs are weighted",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",

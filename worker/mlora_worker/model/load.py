@@ -45,7 +45,7 @@ from mlora_worker.model.renamed import Renamed, TensorSource, moved
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.stored_forms import Mxfp4, StoredForm, own_copy
-from mlora_worker.model.text_part import name_in_text_part, text_config
+from mlora_worker.model.text_part import name_in_text_part, place_of, text_config
 from mlora_worker.model.transposed import StoredTransposed
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def load_stage(
     if form is not None and form.needs_library:
         need_library("this checkpoint, which is quantised by bitsandbytes,")
     if architecture.is_part:
-        source = Renamed(source, name_in_text_part)
+        source = Renamed(source, partial(name_in_text_part, place_of(config)))
     if family.old_root is not None:
         source = Renamed(source, partial(moved, family.old_root, root))
     reader = _Reader(source, root, dtype, device, form)

@@ -15,7 +15,8 @@ from transformers import PretrainedConfig
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.errors import UnsupportedModel
 
-CosSin = tuple[Tensor, Tensor]  # each [1, tokens, rotated size]
+# Each [1, tokens, rotated size]; or one complex number for both, of neighbouring elements: [1, tokens, rotated size / 2].
+CosSin = tuple[Tensor, Tensor] | Tensor
 
 _LONGROPE = "longrope"
 _ROPE_TYPES = ("default", "linear", "llama3", _LONGROPE, "yarn")
@@ -85,6 +86,8 @@ class LongRope(nn.Module):
             )
             for is_long, length in zip(long, rows.lengths, strict=True)
         ]
+        if isinstance(parts[0], Tensor):
+            return torch.cat(parts, dim=1)
         cos, sin = zip(*parts, strict=True)
         return torch.cat(cos, dim=1), torch.cat(sin, dim=1)
 

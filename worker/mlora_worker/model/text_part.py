@@ -8,8 +8,9 @@ own forward.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -18,24 +19,36 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from mlora_worker.model.experts import ExpertNames
 from mlora_worker.model.families import FAMILIES, Family
 
-DECODER: Final = "model.language_model"
-_HEAD: Final = "lm_head"
+
+class TextPlace(NamedTuple):
+    """Where the whole model has its text part."""
+
+    decoder: str
+    head: str
+    ties: bool = False  # whether its own configuration says that the head is tied, and not the whole model's
+
+
+_USUAL: Final = TextPlace("model.language_model", "lm_head")
+_PLACES: Final[Mapping[str, TextPlace]] = {  # by the type of the whole model
+    "llama4": TextPlace("language_model.model", "language_model.lm_head", ties=True)
+}
 _TOWERS: Final = (
     "vision_tower",
     "multi_modal_projector",
     "image_newline",
+    "vision_model",
     "visual",
     "embed_vision",
     "audio_tower",
     "embed_audio",
 )
-# Beginnings of names in files, the first that fits, and what they are in the model.
-_STORED: Final = (
-    (f"{DECODER}.", f"{DECODER}."),
-    ("language_model.model.", f"{DECODER}."),
-    ("language_model.lm_head.", f"{_HEAD}."),
-    ("language_model.", f"{DECODER}."),
-    ("model.", f"{DECODER}."),  # Qwen2.5-VL's: its tower lies beside
+_HEAD: Final = "language_model.lm_head."  # what files may call it
+# What they may call the decoder, the first that fits.
+_DECODERS: Final = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",  # Qwen2.5-VL's: its tower lies beside
 )
 
 _PLAIN = Family()
@@ -55,6 +68,7 @@ TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     "glm4v_moe": {"glm4v_moe_text": FAMILIES["glm4_moe"]},
     "internvl": {kind: FAMILIES[kind] for kind in ("llama", "qwen2", "qwen3")},
     "lfm2_vl": {"lfm2": FAMILIES["lfm2"]},
+    "llama4": {"llama4_text": replace(FAMILIES["llama4_text"], decoder=None)},
     "llava": _LLAVA,
     "llava_next": _LLAVA,
     "llava_onevision": {"qwen2": FAMILIES["qwen2"]},
@@ -76,25 +90,43 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 class TextPart(PreTrainedModel):  # type: ignore[misc]  # transformers' classes have no types
     """``decoder`` and ``head`` where the whole model has them; to look at and to take apart, never to be called."""
 
-    base_model_prefix = DECODER
     _supports_attention_backend = True
 
     def __init__(self, config: PretrainedConfig, decoder: PreTrainedModel, head: nn.Linear) -> None:
+        place = place_of(config)
+        if place.ties:
+            config = copy(config)
+            config.tie_word_embeddings = text_config(config).tie_word_embeddings
         super().__init__(config)
-        self.model = nn.Module()
-        self.model.language_model = decoder
-        self.lm_head = head
+        self.base_model_prefix, self._head = place.decoder, place.head
+        _put(self, self.base_model_prefix, decoder)
+        _put(self, self._head, head)
 
     @property
     def base_model(self) -> nn.Module:
-        decoder: nn.Module = self.get_submodule(DECODER)
+        decoder: nn.Module = self.get_submodule(self.base_model_prefix)
         return decoder
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+        head: nn.Module = self.get_submodule(self._head)
+        return head
 
     def _init_weights(self, module: nn.Module) -> None:
         self.base_model._init_weights(module)  # type: ignore[operator]
+
+
+def place_of(config: PretrainedConfig) -> TextPlace:
+    """Of the whole model's ``config``."""
+    return _PLACES.get(config.model_type, _USUAL)
+
+
+def _put(whole: nn.Module, path: str, part: nn.Module) -> None:
+    within, _, name = path.rpartition(".")
+    for step in within.split(".") if within else ():
+        if not hasattr(whole, step):
+            whole.add_module(step, nn.Module())
+        whole = whole.get_submodule(step)
+    whole.add_module(name, part)
 
 
 def text_part(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> TextPart:
@@ -104,13 +136,15 @@ def text_part(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> T
     return TextPart(config, decoder, nn.Linear(text.hidden_size, text.vocab_size, bias=False, dtype=dtype))
 
 
-def name_in_text_part(stored: str) -> str | None:
+def name_in_text_part(place: TextPlace, stored: str) -> str | None:
     """Of a tensor in the files of a whole model. None: it is a tower's. What is neither keeps its name."""
     if _is_tower(stored):
         return None
-    for beginning, model in _STORED:
+    if stored.startswith(_HEAD):
+        return f"{place.head}.{stored.removeprefix(_HEAD)}"
+    for beginning in _DECODERS:
         if stored.startswith(beginning):
-            return model + stored.removeprefix(beginning)
+            return f"{place.decoder}.{stored.removeprefix(beginning)}"
     return stored
 
 

@@ -140,6 +140,7 @@ def _adapter(
                 one.module.in_features,
                 one.module.out_features,
                 one.rank,
+                one.module.swapped,
             )
             for one in stacked
         ],

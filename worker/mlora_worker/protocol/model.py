@@ -65,6 +65,12 @@ class ExpertShape(Message):
     path: LongName | None = Field(
         default=None, description="Their path, with * for the layer: model.layers.*.mlp.experts."
     )
+    # From report format 12 on, or left out:
+    swapped: bool | None = Field(
+        default=None,
+        description="Whether PEFT takes their parameters, which are [experts, in, out], for [experts, out, in], so that an "
+        "adapter's A and B change places.",
+    )
 
     def path_in(self, layer: int) -> str | None:
         """None: nothing is known of it, so no adapter can be on them."""

@@ -307,11 +307,11 @@ class Report(Message):
             new = {"parameters": None, "products": None, "quantized": None}
             stages = tuple(stage.model_copy(update=new) for stage in known.stages)
             known = known.model_copy(update={"stages": stages})
-        if format < 9 and known.facts is not None and known.facts.experts is not None:
-            known = known.model_copy(update={"facts": known.facts.model_copy(update={"experts": None})})
-        elif format < 11 and known.facts is not None and known.facts.experts is not None:
-            nameless = tuple(shape.model_copy(update={"path": None}) for shape in known.facts.experts)
-            known = known.model_copy(update={"facts": known.facts.model_copy(update={"experts": nameless})})
+        if format < 12 and known.facts is not None and known.facts.experts is not None:
+            unknown = {"swapped": None} if format == 11 else {"swapped": None, "path": None}
+            shapes = tuple(shape.model_copy(update=unknown) for shape in known.facts.experts)
+            facts = known.facts.model_copy(update={"experts": None if format < 9 else shapes})
+            known = known.model_copy(update={"facts": facts})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

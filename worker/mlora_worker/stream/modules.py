@@ -21,6 +21,7 @@ class Module:
     out_features: int
     experts: int = 0  # whose matrices it holds; 0: it is a linear module
     active: int = 1  # of them, those that a token goes through
+    swapped: bool = False  # what PEFT takes for its inputs are its outputs
 
     @property
     def name(self) -> str:
@@ -51,7 +52,9 @@ def parameters_of(facts: ModelFacts) -> tuple[Module, ...]:
             path = shape.path_in(layer)
             if path is None:
                 continue
-            sides = ((facts.hidden_size, 2 * shape.width), (shape.width, facts.hidden_size))
+            sides = [(facts.hidden_size, 2 * shape.width), (shape.width, facts.hidden_size)]
+            if shape.swapped:
+                sides = [(outputs, inputs) for inputs, outputs in sides]
             inside = path.partition(f".{layer}.")[2]
             found += [
                 Module(
@@ -62,6 +65,7 @@ def parameters_of(facts: ModelFacts) -> tuple[Module, ...]:
                     *side,
                     shape.experts,
                     shape.active,
+                    bool(shape.swapped),
                 )
                 for name, side in zip(STACKED, sides, strict=True)
             ]

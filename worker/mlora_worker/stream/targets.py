@@ -253,7 +253,7 @@ def _asked(
             names = dict.fromkeys(module.name for module in modules)
             raise Misfit(
                 FailureReason.INVALID_SPEC,
-                f"targetModules: in PEFT, {ALL_LINEAR} adapts the routed experts and the router of this model, too, and "
+                f"targetModules: in PEFT, {ALL_LINEAR} adapts the routed experts or the router of this model, too, and "
                 f"a router gets no adapter here: name the modules, such as [{', '.join(names)}], and the experts in "
                 "targetParameters",
             )

@@ -90,8 +90,8 @@ def test_what_every_vllm_reads_goes_to_any(found: AdapterNeeds) -> None:
     assert vllm_lacks(found, unasked) is None
 
 
-@pytest.mark.parametrize("base_type", ["mixtral", "minimax_m2"])
-def test_experts_that_vllm_would_not_find_are_kept_from_it(base_type: str) -> None:
+@pytest.mark.parametrize("base_type", ["mixtral", "minimax_m2", "llama4", "llama4_text"])
+def test_experts_that_vllm_would_not_find_or_take_wrongly_are_kept_from_it(base_type: str) -> None:
     assert f"the experts of {base_type}" in str(
         vllm_lacks(AdapterNeeds(stacked=True, base_type=base_type), unasked)
     )

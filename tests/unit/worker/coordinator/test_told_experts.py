@@ -38,6 +38,16 @@ def test_a_reader_of_a_former_format_is_not_told_their_path() -> None:
     assert '"path":"model.layers.*.mlp.experts"' not in said.to_json()
 
 
+def test_a_reader_of_a_former_format_is_not_told_which_way_round_peft_takes_them() -> None:
+    swapped = (EXPERTS[0].model_copy(update={"swapped": True}),)
+    for format, path in ((11, EXPERTS[0].path), (10, None)):
+        said = report(swapped).as_understood_by(format)
+        assert said.facts is not None
+        assert said.facts.experts == (EXPERTS[0].model_copy(update={"path": path}),)
+        assert "swapped" not in said.to_json()
+    assert '"swapped":true' in report(swapped).as_understood_by(12).to_json()
+
+
 def test_a_reader_of_this_format_is_told() -> None:
     said = report(EXPERTS).as_understood_by(REPORT_FORMAT).to_json()
     found = Report.model_validate_json(said).facts

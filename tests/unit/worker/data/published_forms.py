@@ -96,6 +96,11 @@ _LLAMA3 = (
     "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
+_LLAMA4 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|header_start|>' + m.role + '<|header_end|>\n\n' + m.content + '<|eot|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\n\n' }}{% endif %}"
+)
 _LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content | trim + ' [/INST]' }}"
     "{% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
@@ -283,6 +288,11 @@ FORMS = (
         "Llama 3", "llama", _LLAMA3,
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         "<|eot_id|>", "two<|eot_id|>", "two<|eot_id|>four<|eot_id|>", bos="<|begin_of_text|>",
+    ),
+    Form(
+        "Llama 4", "llama4_text", _LLAMA4,
+        ("<|begin_of_text|>", "<|header_start|>", "<|header_end|>", "<|eot|>"),
+        "<|eot|>", "two<|eot|>", "two<|eot|>four<|eot|>", bos="<|begin_of_text|>",
     ),
     Form(
         "Llama 2", "llama", _LLAMA2, ("<s>", "</s>"), "</s>", "two </s>", "two </s>four </s>",

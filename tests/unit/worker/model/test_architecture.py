@@ -74,8 +74,26 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
     [
         ({"model_type": "bert"}, "model type bert is not supported; supported types: afmoe, apertus, "),
         (
-            {"model_type": "llama4"},
-            "model type llama4 is not supported: .* attention in chunks .*; supported types",
+            {"model_type": "bloom"},
+            "model type bloom is not supported: .* a bias by distance, .*; supported types",
+        ),
+        (
+            {"model_type": "llama4_text", "attention_chunk_size": 0},
+            "attention_chunk_size is 0, which must be at least 1",
+        ),
+        (
+            {
+                "model_type": "llama4_text",
+                "attention_chunk_size": None,
+                "layer_types": ["chunked_attention"] * 3,
+            },
+            "attention_chunk_size is None, which must be at least 1",
+        ),
+        ({"model_type": "llama4_text", "floor_scale": 0}, "floor_scale is 0, which must be at least 1"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, r"cannot be used: (.|\n)*`layer_types` \(1\)"),
+        (
+            {"model_type": "llama4_text", "output_router_logits": True},
+            "output_router_logits.* auxiliary loss",
         ),
         ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits.* auxiliary loss"),
         ({"model_type": "olmo", "clip_qkv": 8.0}, "clip_qkv 8.0 is not supported: .* clipped"),

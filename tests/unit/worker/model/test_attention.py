@@ -78,6 +78,16 @@ def test_positions_restart_at_each_row() -> None:
     assert rows.longest == 3
 
 
+def test_chunks_begin_at_each_rows_start_and_are_made_once() -> None:
+    rows = PackedRows((7, 5, 1, 11), torch.device("cpu"), (12, 12))
+    chunks = rows.in_chunks(5)
+    assert chunks.lengths == (5, 2, 5, 1, 5, 5, 1)
+    assert (chunks.segments, chunks.tokens) == (rows.segments, rows.tokens)
+    assert rows.in_chunks(5) is chunks
+    assert rows.in_chunks(11) is rows, "no row is longer"
+    assert rows.in_chunks(10).lengths == (7, 5, 1, 10, 1)
+
+
 def test_arithmetic_that_is_not_known_is_refused() -> None:
     tensor = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="position_bias"):

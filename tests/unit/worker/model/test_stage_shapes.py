@@ -54,6 +54,8 @@ from tests.fixtures.model_options import FAMILY, VARIANTS
         "falcon_h1",
         "phi",
         "phimoe",
+        "llama4",
+        "llama4_text",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -98,7 +100,8 @@ def test_weights_of_another_library_take_its_kernels_more(small_model: Any, tied
     ],
 )
 @pytest.mark.parametrize(
-    "model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe", "gemma4_text of experts"]
+    "model_type",
+    ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe", "gemma4_text of experts", "llama4_text"],
 )
 def test_so_are_the_bytes_of_a_quantised_stage(
     small_model: Any, asked: Quantization, model_type: str
@@ -142,6 +145,14 @@ def test_published_mixtures_have_the_parameters_that_their_authors_tell(tmp_path
                 "tie_word_embeddings": False,
             },
             46_702_792_704, 12.9e9,
+        ),
+        "llama4_text": (  # Scout, of whose 109 billion some are in its tower
+            {
+                "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8,
+                "head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 16,
+                "num_experts_per_tok": 1, "vocab_size": 202048, "tie_word_embeddings": False,
+            },
+            107_769_861_120, 17e9,
         ),
     }  # fmt: skip
     for model_type, (options, parameters, active) in shapes.items():

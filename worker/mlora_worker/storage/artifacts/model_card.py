@@ -41,7 +41,8 @@ _QUANTISED = (
 )
 
 _MOST_MODULES = 20  # that the card names
-_TEXT_PART = "model.language_model."  # how paths begin in models that also read images
+# How paths begin in models that also read images.
+_TEXT_PARTS = ("model.language_model.", "language_model.")
 
 
 def model_card(
@@ -60,7 +61,7 @@ def model_card(
     name, revision = config["base_model_name_or_path"], config["revision"]
     base = json.dumps(name, ensure_ascii=False)
     adapted = (*config["target_modules"], *config.get("target_parameters", ()))
-    within = any(path.startswith(_TEXT_PART) for path in adapted)
+    within = any(path.startswith(_TEXT_PARTS) for path in adapted)
     loader = "AutoModelForImageTextToText" if within else "AutoModelForCausalLM"
     pinned = f", revision={json.dumps(revision, ensure_ascii=False)}" if revision else ""
     parts = [

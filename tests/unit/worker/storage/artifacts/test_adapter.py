@@ -386,10 +386,11 @@ def test_the_model_card_tells_base_data_and_settings_but_no_key(memory: Any, tas
     assert "AKIDKEY" not in str(memory.objects)
 
 
+@pytest.mark.parametrize("decoder", ["model.language_model", "language_model.model"])
 def test_the_model_card_of_a_text_part_loads_the_whole_model_and_names_some_of_many_modules(
-    task: TaskPlan,
+    task: TaskPlan, decoder: str
 ) -> None:
-    paths = [f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in range(30)]
+    paths = [f"{decoder}.layers.{layer}.self_attn.q_proj" for layer in range(30)]
     card = model_card(
         task=task, config=adapter_config(task.lora, "acme/sees", None, paths), step=1, loss=0.5, data=None
     )
