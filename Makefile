@@ -51,7 +51,7 @@ HASHED := $(COMPILE) --constraint constraints.txt --generate-hashes --no-annotat
 .PHONY: requirements
 requirements: ## Write the hashes of what images hold, at the versions of constraints.txt
 	$(HASHED) --extra operator --output-file requirements/operator.txt
-	$(HASHED) --extra worker --extra arrow --extra quantised --output-file requirements/worker.txt
+	$(HASHED) --extra worker --extra arrow --extra quantised --extra recurrent --output-file requirements/worker.txt
 
 .PHONY: crds
 crds: setup ## Write crds/ and the chart's schema from the models in operator/mlora_operator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import sys
 
 from hypothesis import settings
 
@@ -13,6 +14,10 @@ from tests.fixtures.stories import stories
 # How long an example takes is the machine's affair: a busy one must fail no test.
 settings.register_profile("untimed", deadline=None, max_examples=stories(100))
 settings.load_profile("untimed")
+
+# Where it is installed, transformers imports it with several models, and calls it on a CPU. Tests of it are processes of
+# their own.
+sys.modules.setdefault("fla", None)  # type: ignore[arg-type]  # importing it fails
 
 # What is imported stays, and it is a million objects: Python's collector need not look at them, neither while they are made
 # nor later.

@@ -22,7 +22,7 @@ from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.llama4 import PackedLlama4Attention, RoutedLlama4Moe
-from mlora_worker.model.recurrent import (
+from mlora_worker.model.recurrent.layers import (
     PackedDeltaNet,
     PackedFalconMamba,
     PackedMamba,

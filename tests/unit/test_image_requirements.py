@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-IMAGES = {"operator": ("operator",), "worker": ("worker", "arrow", "quantised")}
+IMAGES = {"operator": ("operator",), "worker": ("worker", "arrow", "quantised", "recurrent")}
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 

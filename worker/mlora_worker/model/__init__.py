@@ -18,7 +18,7 @@
 ``handed_on``     where packed rows begin, for the attention of layers that do not hand it on
 ``llama4``        attention in chunks, and experts whose inputs are weighted
 ``sinks``         the same with a sink for each head
-``recurrent``     layers that carry a state, which begins at each packed row
+``recurrent``     layers that carry a state, which begins at each packed row, and kernels for them
 ``loss``          cross entropy over supervised positions, in chunks
 
 Knows nothing of adapters: ``lora`` adds them to the linear modules from outside.

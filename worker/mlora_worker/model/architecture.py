@@ -21,7 +21,7 @@ from mlora_worker.model.experts import ExpertStack, stack_of
 from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Family
 from mlora_worker.model.handed_on import hand_on, tell_window
 from mlora_worker.model.llama4 import pack_llama4
-from mlora_worker.model.recurrent import begin_at_each_row, forget_shared_keys
+from mlora_worker.model.recurrent.layers import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part

@@ -66,7 +66,23 @@ class PackedRows:
     @cached_property
     def boundaries(self) -> Tensor:
         """[rows + 1] int32: where each row starts, and the end."""
-        return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
+        return to_device(self.boundaries_on_host, self.device)
+
+    @cached_property
+    def boundaries_on_host(self) -> Tensor:
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32)
+
+    @cached_property
+    def _chunks(self) -> dict[int, Tensor]:
+        return {}
+
+    def chunks(self, size: int) -> Tensor:
+        """[chunks, 2] int32: rows cut into chunks of ``size`` tokens from their first one on; of each chunk its row, and
+        which one of the row's it is. Kept for the other layers."""
+        if size not in self._chunks:
+            cut = [(row, i) for row, n in enumerate(self.lengths) for i in range(-(-n // size))]
+            self._chunks[size] = to_device(torch.tensor(cut, dtype=torch.int32), self.device)
+        return self._chunks[size]
 
     @cached_property
     def _chunks(self) -> dict[int, PackedRows]:

@@ -41,6 +41,7 @@ from mlora_worker.model.families import Family, embedding_factor_of, logit_facto
 from mlora_worker.model.fusing import fuse
 from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.quantisation import need_library, stored_form
+from mlora_worker.model.recurrent.choice import choose_kernels
 from mlora_worker.model.renamed import Renamed, TensorSource, moved
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
@@ -113,6 +114,7 @@ def load_stage(
         routed = None if own is None or names is None else Routed(own, names, segments)
         reader.fill(model, decoder[index], layer_prefix(model, index), freeze=freeze, routed=routed)
         fuse(decoder[index], device)
+    recurrence = choose_kernels(layers, device)
     embedding, positions = (
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
     )
@@ -153,6 +155,7 @@ def load_stage(
         dtype=dtype,
         device=device,
         segments=segments,
+        recurrence=recurrence,
     )
 
 

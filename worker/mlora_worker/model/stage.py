@@ -48,6 +48,7 @@ class Stage:
     dtype: torch.dtype
     device: torch.device
     segments: SegmentTokens = field(default_factory=SegmentTokens)  # that routed experts cut their rows by
+    recurrence: str | None = None  # what carries states from token to token; None: no layer has one
 
     @property
     def first(self) -> bool:

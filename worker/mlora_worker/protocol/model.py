@@ -149,6 +149,11 @@ class StageReport(Message):
     quantized: bool | None = Field(
         default=None, description="Whether the frozen matrices are packed and become dense for each product."
     )
+    # From report format 13 on, or left out:
+    recurrence: Word | None = Field(
+        default=None,
+        description="What carries the states of layers that have them: torch, Triton or flash-linear-attention.",
+    )
 
 
 class ModelSource(Message):

@@ -307,6 +307,9 @@ class Report(Message):
             new = {"parameters": None, "products": None, "quantized": None}
             stages = tuple(stage.model_copy(update=new) for stage in known.stages)
             known = known.model_copy(update={"stages": stages})
+        if format < 13:
+            stages = tuple(stage.model_copy(update={"recurrence": None}) for stage in known.stages)
+            known = known.model_copy(update={"stages": stages})
         if format < 12 and known.facts is not None and known.facts.experts is not None:
             unknown = {"swapped": None} if format == 11 else {"swapped": None, "path": None}
             shapes = tuple(shape.model_copy(update=unknown) for shape in known.facts.experts)

@@ -65,6 +65,7 @@ def stage_report(
         parameters=stage.parameters,
         products=stage.products,
         quantized=stage.quantised or None,
+        recurrence=stage.recurrence,
     )
 
 
