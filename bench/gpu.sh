@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every test and benchmark that wants a GPU, within 8 minutes: see docs/contributors/gpu.md.
+# Every test and benchmark that wants a GPU, within 10 minutes: see docs/contributors/gpu.md.
 #   bench/gpu.sh             on a machine with a GPU; writes $OUT/gpu.json and gpu.log, the last line is JSON
+#   bench/gpu.sh --seconds 200 --only hybrids,tiles   some steps, in less time
 #   bench/gpu.sh --dry-run   the same way on the CPU with tiny shapes: shows that it runs
 # Python is $PYTHON, else .venv, else python3. Wheels in .whl/ are installed beside its packages, without a network.
 set -euo pipefail

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor
 from bench.base import cut_folder, smollm2_folder, transformers_model, whole_stage
 from bench.options import parser, repetitions
 from bench.ours import BUDGET
-from bench.peers.trl_preference import TrlTask
 from bench.report import last_line, table
 from bench.rows import gsm8k_rows, pack, shortest
 from bench.sides import MAX_GRAD_NORM, Setting, check_losses, in_turns, seconds
@@ -35,6 +34,9 @@ from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import Objective, Training
 from mlora_worker.stream.items import Evaluate, Load, Pairs, Segment, Train, Unload, Update
 from mlora_worker.stream.rule import IssueRule
+
+if TYPE_CHECKING:  # who trains here alone needs no TRL
+    from bench.peers.trl_preference import TrlTask
 
 TASKS, BATCH, STEPS = 4, 2, 2
 BETA, LEARNING_RATE, TOLERANCE = 0.1, 1e-3, 1e-3
@@ -200,6 +202,8 @@ def main(arguments: list[str]) -> int:
         help="whether its log-probabilities are known before times are taken (default: one after the other)",
     )
     options = made.parse_args(arguments)
+    from bench.peers.trl_preference import TrlTask
+
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     count = repetitions(options, USUAL, LONG)

@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from bench.gpu.shapes import SHAPES
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.architecture import meta_model, read_config
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
@@ -52,7 +54,10 @@ class Base:
     model: Any  # transformers', in training mode
 
 
-def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
+def random_stage(
+    shape: str, dtype: torch.dtype, device: torch.device, freeze: Freeze = PlainWeight
+) -> tuple[Stage, Any]:
+    """The whole model as one stage, and its configuration; ``freeze`` makes the linear modules' weights."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         LlamaConfig(
@@ -60,7 +65,11 @@ def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
         ).save_pretrained(folder)
         config = read_config(folder)
         weights = RandomWeights(config, dtype, device)
-        stage = load_stage(folder, weights, 0, 1, dtype, device)
+        return load_stage(folder, weights, 0, 1, dtype, device, freeze), config
+
+
+def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
+    stage, config = random_stage(shape, dtype, device)
     model: Any = meta_model(config, dtype)
     # The stage has read every tensor; the model gets the very same.
     assert stage.embedding is not None

@@ -4,11 +4,15 @@ Random bfloat16 weights of the shape of Llama-3.2-1B or Llama-3-8B, shared by al
 16, dropout 0.05. Sides: this project, PEFT padded, PEFT packed (variable-length attention, logits of supervised tokens
 only). They alternate; medians. Also memory, the use of the device's arithmetic, kernels of eight tasks against one, and
 the heaviest kernels. Without a GPU it runs on the CPU: take ``--dry-run``, whose figures mean nothing.
+
+Each figure is printed as a line of JSON when it is there, so what is stopped early has said what it had; the last line has
+all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -18,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu import tiles
+from bench.gpu import experts, forms, hybrids, tiles
 from bench.gpu.base import random_base
 from bench.gpu.measure import Kernels, kernels, peak_flops, peak_gib, seconds, useful_flops
 from bench.gpu.peers import PeftPackedOnDevice, PeftPaddedOnDevice, PeftTasks
@@ -34,6 +38,12 @@ TASKS = 8
 TARGETS = {"qkvo": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}
 ROWS = {"1b": 64, "8b": 16, "tiny": 16}  # of all tasks: about 14,000 and 3,500 tokens a step
 WARM_UP = 2
+INSTEAD = {
+    "forms": "this project on a base in 8 and in 4 bits, and on pairs (DPO)",
+    "hybrids": "layers with a state by kernels, beside torch's row by row",
+    "experts": "routed experts by torch's grouped product, beside the loop",
+    "tiles": "the Triton kernels with other blocks",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -44,9 +54,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--targets", choices=sorted(TARGETS), default="qkvo")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--dry-run", action="store_true", help="a tiny model, once: shows that it runs")
-    parser.add_argument(
-        "--tiles", action="store_true", help="instead: time the Triton kernels with other blocks"
-    )
+    instead = parser.add_mutually_exclusive_group()
+    for name, what in INSTEAD.items():
+        instead.add_argument(f"--{name}", action="store_true", help=f"instead: {what}")
     parser.add_argument("--json", type=Path, help="also write the result there")
     options = parser.parse_args(arguments)
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own messages
@@ -54,19 +64,22 @@ def main(arguments: list[str]) -> int:
     if device.type == "cpu" and not options.dry_run:
         print("no GPU: --dry-run shows that it runs", file=sys.stderr)
         return 2
+    tiny, repetitions = options.dry_run, 1 if options.dry_run else options.repetitions
+    shape = "tiny" if tiny else options.model
     if options.tiles:
-        result = tiles.compare(device, tiny=options.dry_run)
+        result = tiles.compare(device, tiny=tiny)
+    elif options.hybrids:
+        result = hybrids.compare(repetitions, device, say, tiny=tiny)
+    elif options.experts:
+        result = experts.compare(repetitions, device, say, tiny=tiny)
+    elif options.forms:
+        result = forms.compare(shape, repetitions, device, say)
     else:
-        result = compare(
-            "tiny" if options.dry_run else options.model,
-            options.targets,
-            1 if options.dry_run else options.repetitions,
-            device,
-        )
+        result = compare(shape, options.targets, repetitions, device)
     line = last_line(
         "gpu",
         result | {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"},
-        repetitions=1 if options.dry_run else options.repetitions,
+        repetitions=repetitions,
         threads=torch.get_num_threads(),
         quick=options.dry_run,
     )
@@ -74,6 +87,10 @@ def main(arguments: list[str]) -> int:
         options.json.write_text(line + "\n")
     print(line)
     return 0
+
+
+def say(partial: dict[str, Any]) -> None:
+    print(json.dumps({"bench": "gpu", "partial": True} | partial), flush=True)
 
 
 def compare(model: str, targets: str, repetitions: int, device: torch.device) -> dict[str, Any]:
@@ -86,13 +103,22 @@ def compare(model: str, targets: str, repetitions: int, device: torch.device) ->
     ours = Ours(base.stage, setting, budget=2**30)
     sides: list[Side] = [ours, PeftPaddedOnDevice(peft), PeftPackedOnDevice(peft)]
     memory, losses = {}, {}
+    flops = useful_flops(architecture, batch, setting.rank, setting.targets)
+    peak = peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
     for side in sides:
         for _ in range(WARM_UP):
             memory[side.name] = peak_gib(lambda side=side: losses.update({side.name: once(side, batch)}))  # type: ignore[misc]
+        if side is ours:  # before the others, which may take the rest of the time
+            alone = statistics.median(seconds(lambda: once(ours, batch)) for _ in range(repetitions))
+            say(
+                {
+                    "model": model, "targets": targets, "tokens_per_second": {"ours": batch.tokens / alone},
+                    "mfu": {"ours": flops / alone / peak if peak else None}, "peak_gib": dict(memory),
+                }
+            )  # fmt: skip
     times = time_sides(sides, batch, repetitions)
     medians = {side.name: statistics.median(times[side.name]) for side in sides}
-    flops = useful_flops(architecture, batch, setting.rank, setting.targets)
-    peak = peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
+    say({"model": model, "targets": targets, "seconds": times, "peak_gib": memory})
     use = {name: flops / spent / peak if peak else None for name, spent in medians.items()}
     together, single = (
         kernels(lambda tasks=tasks: microbatch(ours.engine, batch, tasks))  # type: ignore[misc]

@@ -1,27 +1,32 @@
 """``python -m bench.gpu.session``, which ``bench/gpu.sh`` starts: every test and benchmark that wants a GPU, in one go.
 
-Each step is a process of its own with a time limit; one that fails or takes too long costs its own result only. What
-matters most comes first, and what is there is written to ``$OUT/gpu.json`` after every step. The last line of the output
-is the same JSON. ``--dry-run`` takes the same way on the CPU with tiny shapes. Needs the standard library alone.
+Each step is a process of its own with a time limit; one that fails or takes too long costs its own result only, and of a
+benchmark that is stopped the figures that it had printed remain. What matters most comes first. ``$OUT/gpu.log`` is written
+line by line, ``$OUT/gpu.json`` after every step; the last line of the output is the same JSON. ``--dry-run`` takes the same
+way on the CPU with tiny shapes. Needs the standard library alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parent.parent.parent
-TIME = 465.0  # seconds for all steps
+TIME = 560.0  # seconds for all steps, unless --seconds says otherwise
 LEAST = 10.0  # no step is started with less
 TAIL = 3000  # characters of a failed step's output that go into the result
 
@@ -38,7 +43,10 @@ KERNELS = (
     "tests/unit/worker/lora/test_triton_tables.py",
     "tests/unit/worker/lora/test_triton_products.py",
     "tests/unit/worker/model/test_triton_loss.py",
+    "tests/unit/worker/model/test_fused_on_gpu.py",
 )
+STATES = tuple(f"tests/unit/worker/model/recurrent/{name}.py" for name in ("test_convolution", "scans"))
+PROCESSES = 6  # that compile kernels side by side, where pytest-xdist is there
 ENGINE = "tests/integration/worker/test_on_gpu.py"
 
 
@@ -46,25 +54,38 @@ def steps(dry_run: bool) -> list[Step]:
     if dry_run:  # most of the time goes into imports, so there are few processes
         return [
             Step("environment", ("-c", ENVIRONMENT), 60, "look"),
-            Step("tests", pytest([*KERNELS, ENGINE, "tests/unit/bench/test_gpu.py"]), 240, "tests"),
-            Step("1b", ("-m", "bench", "gpu", "--dry-run"), 240, "bench"),
+            Step(
+                "tests", pytest([*KERNELS, STATES[0], ENGINE, "tests/unit/bench/test_gpu.py"]), 420, "tests"
+            ),
+            Step("1b", bench(), 240, "bench"),
+            *(Step(name, bench(f"--{name}"), 240, "bench") for name in ("hybrids", "forms", "experts")),
         ]
     return [
         Step("environment", ("-c", ENVIRONMENT), 30, "look"),
-        Step("kernels", pytest([*KERNELS, "tests/integration/worker/test_triton_kernels.py"]), 170, "tests"),
-        Step("engine", pytest([ENGINE]), 120, "tests"),
-        Step("1b", ("-m", "bench", "gpu", "--model", "1b"), 110, "bench"),
-        Step("8b", ("-m", "bench", "gpu", "--model", "8b"), 120, "bench"),
-        Step("1b-all-linear", ("-m", "bench", "gpu", "--targets", "all-linear"), 90, "bench"),
-        Step("tiles", ("-m", "bench", "gpu", "--tiles"), 60, "bench"),
+        Step("engine", pytest([ENGINE]), 90, "tests"),
+        Step("1b", bench("--model", "1b"), 110, "bench"),
+        Step("8b", bench("--model", "8b"), 120, "bench"),
+        Step("kernels", pytest([*KERNELS, "tests/integration/worker/test_triton_kernels.py"]), 150, "tests"),
+        Step("states", pytest(STATES), 90, "tests"),
+        Step("hybrids", bench("--hybrids"), 90, "bench"),
+        Step("forms", bench("--forms"), 90, "bench"),
+        Step("experts", bench("--experts"), 45, "bench"),
+        Step("1b-all-linear", bench("--targets", "all-linear"), 90, "bench"),
+        Step("tiles", bench("--tiles"), 60, "bench"),
         Step("ranks", pytest(["tests/integration/worker/test_group.py"]), 120, "tests"),
     ]
+
+
+def bench(*options: str) -> tuple[str, ...]:
+    return ("-m", "bench", "gpu", *options)
 
 
 def pytest(paths: Sequence[str]) -> tuple[str, ...]:
     """Without the tests' own conftest.py, which wants clusters and object stores."""
     plugins = ("tests.fixtures.models", "tests.fixtures.small_models", "tests.integration.worker.conftest")
     options = [option for plugin in plugins for option in ("-p", plugin)]
+    if importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) > PROCESSES:
+        options += ["-n", str(PROCESSES)]
     return ("-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *options, *paths)
 
 
@@ -72,7 +93,8 @@ def pytest(paths: Sequence[str]) -> tuple[str, ...]:
 ENVIRONMENT = """
 import importlib.metadata, json, platform, shutil, subprocess
 found = {"python": platform.python_version(), "cc": shutil.which("gcc") or shutil.which("clang")}
-for name in ("torch", "triton", "transformers", "peft", "pydantic", "boto3", "numba"):
+names = "torch triton transformers peft pydantic boto3 numba google-re2 fla-core bitsandbytes pytest-xdist"
+for name in names.split():
     try:
         found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -89,16 +111,22 @@ print(json.dumps(found))
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--only", help="names of steps, by commas")
+    parser.add_argument("--only", help="names of steps, by commas, in the order of their importance")
+    parser.add_argument("--seconds", type=float, default=TIME, help="for all steps (default: %(default)s)")
     options = parser.parse_args()
     out = Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="gpu-"))
     began = time.monotonic()
     results: dict[str, dict[str, Any]] = {}
     wanted = steps(options.dry_run)
     if options.only:
+        unknown = set(options.only.split(",")) - {step.name for step in wanted}
+        if unknown:
+            parser.error(
+                f"no step is called {', '.join(sorted(unknown))}: {', '.join(s.name for s in wanted)}"
+            )
         wanted = [step for step in wanted if step.name in options.only.split(",")]
     for step in wanted:
-        left = TIME - (time.monotonic() - began)
+        left = options.seconds - (time.monotonic() - began)
         if left < LEAST:
             results[step.name] = {"ok": False, "why": "no time was left"}
             continue
@@ -111,7 +139,7 @@ def main() -> int:
 
 
 def run(step: Step, limit: float, out: Path, dry_run: bool) -> dict[str, Any]:
-    """Its output goes to the screen and, with that of all steps, to gpu.log."""
+    """Its output goes to the screen and to gpu.log, with that of all steps, as it comes."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["MLORA_TEST_DEVICE"] = "cpu" if dry_run else "cuda"
     if dry_run:
@@ -120,28 +148,64 @@ def run(step: Step, limit: float, out: Path, dry_run: bool) -> dict[str, Any]:
     command = [sys.executable, *step.command]
     if step.kind == "tests":
         command.append(f"--junitxml={report}")
+    if step.kind == "bench" and dry_run:
+        command.append("--dry-run")
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, timeout=limit, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        output, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        output, code = (said.decode(errors="replace") if isinstance(said, bytes) else said), 124
-    spent = time.monotonic() - began
-    print(output, flush=True)
     with (out / "gpu.log").open("a") as log:
-        log.write(f"== {step.name}: {code} after {spent:.0f} s\n{output}\n")
+        log.write(f"== {step.name}\n")
+        lines, code = _followed(command, environment, limit, log)
+        spent = time.monotonic() - began
+        log.write(f"== {step.name}: {code} after {spent:.0f} s\n")
     result: dict[str, Any] = {"ok": code == 0, "seconds": round(spent, 1), "exit": code}
+    said = next((found for line in reversed(lines) if (found := _object(line)) is not None), None)
     if report.exists():
         result |= counts(report)
-    elif code == 0:
-        result["result"] = json.loads(output.splitlines()[-1])
+    elif said is not None:
+        result["result"] = said
     if code != 0:
-        result["tail"] = output[-TAIL:]
+        result["tail"] = "".join(lines)[-TAIL:]
     return result
+
+
+def _followed(
+    command: Sequence[str], environment: dict[str, str], limit: float, log: TextIO
+) -> tuple[list[str], int]:
+    """The lines that a process printed, and its status; 124: it was ended, with all that it had started, after ``limit``
+    seconds."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, errors="replace", start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    lines: list[str] = []
+
+    def follow() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+            log.write(line)
+            log.flush()
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        code = 124
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it may have started others
+        process.wait()
+        reader.join(LEAST)
+    return lines, code
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def counts(report: Path) -> dict[str, int]:
@@ -157,12 +221,16 @@ def counts(report: Path) -> dict[str, int]:
 
 def summary(results: dict[str, dict[str, Any]], dry_run: bool, spent: float) -> dict[str, Any]:
     """The figures that count, then all steps."""
-    figures = {}
-    for name in ("1b", "8b", "1b-all-linear"):
+    figures: dict[str, Any] = {}
+    keys = ("vs_peft", "vs_packed", "tokens_per_second", "mfu", "peak_gib", "kernels", "partial")
+    for name in ("1b", "8b", "1b-all-linear", "forms"):
         result = results.get(name, {}).get("result")
         if result:
-            keys = ("vs_peft", "vs_packed", "tokens_per_second", "mfu", "peak_gib", "kernels")
-            figures[name] = {key: result[key] for key in keys}
+            figures[name] = {key: result[key] for key in keys if key in result}
+    for name, key in (("hybrids", "layers"), ("experts", "ms")):
+        result = results.get(name, {}).get("result")
+        if result:
+            figures[name] = result.get(key, result)
     environment = results.get("environment", {}).get("result") or {}
     return {
         "bench": "gpu.sh",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,24 @@ def test_a_step_that_fails_or_hangs_costs_its_own_result_only(tmp_path: Path) ->
     whole = session.summary(results, True, 1.0)
     assert whole["ok"] == {"good": True, "bad": False, "slow": False}
     json.dumps(whole)
+
+
+def test_a_benchmark_that_is_stopped_leaves_its_figures_and_no_process(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    child = f"import pathlib, time; time.sleep(4); pathlib.Path({str(alive)!r}).touch()"
+    code = (
+        "import json, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "print(json.dumps({'tokens_per_second': {'ours': 7}, 'partial': True}), flush=True)\n"
+        "print('and then', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    result = session.run(session.Step("8b", ("-c", code), 2, "look"), 2, tmp_path, dry_run=True)
+    assert (result["ok"], result["exit"]) == (False, 124)
+    assert session.summary({"8b": result}, True, 1.0)["figures"]["8b"]["tokens_per_second"] == {"ours": 7}
+    assert "and then" in (tmp_path / "gpu.log").read_text()
+    time.sleep(3)
+    assert not alive.exists()
 
 
 def test_the_session_starts_where_packages_are_missing() -> None:
