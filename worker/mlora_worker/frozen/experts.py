@@ -299,7 +299,6 @@ class CutRouter(nn.Module):
         """``hidden`` [tokens, size] or [1, tokens, size], whichever the model gives it; ``others``: what is the same for
         all tokens."""
         counts = self.segments.cut(hidden.shape[-2], hidden.device)
-        if len(counts) == 1:
-            return tuple(self.router(hidden, *others))
+        # A single one is cut out, too: gradients of what reads its rows twice are added up in the same order.
         parts = [self.router(part, *others) for part in torch.split(hidden, list(counts), dim=-2)]
         return tuple(torch.cat(each) for each in zip(*parts, strict=True))

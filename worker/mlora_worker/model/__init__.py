@@ -12,6 +12,7 @@
 ``stage``         the modules of one stage and how tokens go through them
 ``rotary``        frequencies of packed rows
 ``rotation``      another way to rotate heads in the place of the model's own
+``steady``        functions element by element, with bits that do not turn on how many elements there are
 ``fusing``        one pass or kernel for a norm, a gated activation, a rotary embedding, where it equals the model's own
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows

@@ -23,6 +23,7 @@ from mlora_worker.model.handed_on import hand_on, tell_window
 from mlora_worker.model.llama4 import pack_llama4
 from mlora_worker.model.recurrent.layers import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
+from mlora_worker.model.steady import make_steady
 from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part
 from mlora_worker.model.transposed import StoredTransposed, unify_linears
@@ -188,6 +189,7 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     pack_llama4(model)
     if family.decoder is not None:
         model.base_model_prefix = family.decoder
+    make_steady(model)
     parts, head = parts_of(model, family), model.get_output_embeddings()
     optional = family.rotary if family.rotary_or_none else None
     missing = [attribute for attribute, part in parts.items() if part is None and attribute != optional]

@@ -20,6 +20,7 @@ from mlora_worker.frozen.experts import Biases, CutRouter, FrozenExperts, Gated,
 from mlora_worker.frozen.grouped import grouped_where_it_can
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.errors import UnsupportedModel
+from mlora_worker.model.steady import in_parts
 
 _BIAS = "_bias"
 _SHARED_GATE = "shared_expert_gate"
@@ -269,7 +270,12 @@ def _beside_shared(block: Any, segments: SegmentTokens, hidden: Tensor) -> Tenso
 
 def _gated(theirs: Any, names: ExpertNames) -> Gated:
     if names.in_turns:
-        return lambda gate, up: theirs._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
+
+        def in_turns(gate: Tensor, up: Tensor) -> Tensor:
+            gated: Tensor = theirs._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
+            return gated
+
+        return partial(in_parts, in_turns)
     activation = theirs.act_fn
     if not names.gated:
         return activation  # type: ignore[no-any-return]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.fused_kernels import array, kernels
 from mlora_worker.model.rotation import Made, rotate_by
+from mlora_worker.model.steady import parts_of
 from mlora_worker.runtime.numba_loops import AVAILABLE, spread
 
 # Relative, of the largest element. In bfloat16 it is two roundings: another activation differs by far more.
@@ -188,24 +188,36 @@ class _SiluTimes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return silu(gate).mul_(up)
+        size = gate.shape[-1]
+        # Whether there are gradients is a thread's own matter.
+        gates, ups = (t.detach().reshape(-1, size) for t in (gate, up))
+        y = torch.empty_like(gates, memory_format=torch.contiguous_format)
+
+        def some(rows: slice) -> None:
+            for part in parts_of(rows, size):
+                torch.ops.aten.silu.out(gates[part], out=y[part]).mul_(ups[part])
+
+        spread(some, *gates.shape)
+        return y.view(gate.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = (t.contiguous() for t in ctx.saved_tensors)
         grad = grads[0].contiguous()
-        # silu's and its derivative's only transcendental part, by torch's vectorised functions.
-        sigmoid = torch.sigmoid(gate if gate.dtype == torch.float32 else gate.float())
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
         size = gate.shape[-1]
-        gates, ups, sigmoids, upstream, for_gate, for_up = (
-            array(t.reshape(-1, size)) for t in (gate, up, sigmoid, grad, grad_gate, grad_up)
+        flat = gate.detach().reshape(-1, size)
+        gates, ups, upstream, for_gate, for_up = (
+            array(t.reshape(-1, size)) for t in (gate, up, grad, grad_gate, grad_up)
         )
         half = gate.dtype == torch.bfloat16
         back = kernels().half_silu_times_backward if half else kernels().silu_times_backward
 
         def some(rows: slice) -> None:
-            back(gates[rows], ups[rows], sigmoids[rows], upstream[rows], for_gate[rows], for_up[rows])
+            for part in parts_of(rows, size):
+                # silu's and its derivative's only transcendental part, by torch's vectorised functions.
+                sigmoid = array(torch.sigmoid(flat[part].float()))
+                back(gates[part], ups[part], sigmoid, upstream[part], for_gate[part], for_up[part])
 
         spread(some, *gates.shape)
         return grad_gate, grad_up

@@ -51,7 +51,7 @@ def rotate_by(
         )
         if whole <= tolerances[weight.dtype]:
             own = _Rotate(plain, None if part <= tolerances[weight.dtype] else size, rotation)
-            module.__class__ = _calling(type(module), forward, name, own)
+            module.__class__ = calling(type(module), forward, name, own)
             return True
     return False
 
@@ -76,7 +76,7 @@ class _Rotate:
         return self._rotation(q, k, cos, sin)
 
 
-def _calling(kind: type, forward: FunctionType, name: str, own: _Rotate) -> type:
+def calling(kind: type, forward: Any, name: str, own: object) -> type:
     """``kind`` with a ``forward`` in which ``name`` is ``own``: transformers' module stays as it is for others."""
     copy = FunctionType(
         forward.__code__, {**forward.__globals__, name: own}, forward.__name__, forward.__defaults__, forward.__closure__

@@ -1,0 +1,105 @@
+"""Element by element, a row has the same bits whatever is beside it, on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from mlora_worker.frozen.linear import freeze_linears
+from mlora_worker.model.fused import FusedGatedMLP, _SiluTimes, fuse
+from mlora_worker.model.steady import SteadyGemma4Norm, SteadySilu, in_parts, steady_sigmoid
+
+ROWS, MORE = 101, (102, 205, 377)
+
+
+@pytest.fixture(params=[1, 3, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Numbers that do not divide a row into whole vectors."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(former)
+
+
+def drawn(rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def with_gradient(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    y = module(x)
+    (grad,) = torch.autograd.grad(y, x, x.detach() / 2 + 1)
+    return y.detach(), grad
+
+
+class Sigmoid(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return steady_sigmoid(x)
+
+
+class InParts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return in_parts(torch.sigmoid, x)
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _SiluTimes.apply(x, x.roll(1, dims=1))
+        return y
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [4864, 70, 1])
+@pytest.mark.parametrize(
+    "module", [SteadySilu(), Sigmoid(), InParts(), Times()], ids=lambda one: type(one).__name__
+)
+def test_a_row_has_the_bits_of_itself_alone(module: nn.Module, size: int, dtype: torch.dtype) -> None:
+    alone = with_gradient(module, drawn(ROWS, size, dtype))
+    for rows in MORE:
+        x = torch.cat([drawn(ROWS, size, dtype), drawn(rows - ROWS, size, dtype)])
+        for found, wanted in zip(with_gradient(module, x), alone, strict=True):
+            assert torch.equal(found[:ROWS], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_they_are_torchs_functions(dtype: torch.dtype) -> None:
+    x = drawn(7, 4864, dtype)
+    for own, plain in ((SteadySilu(), nn.SiLU()), (Sigmoid(), nn.Sigmoid()), (InParts(), nn.Sigmoid())):
+        for found, wanted in zip(with_gradient(own, x), with_gradient(plain, x), strict=True):
+            torch.testing.assert_close(found, wanted)
+    shaped = with_gradient(SteadySilu(), x.view(1, 7, 4864).transpose(0, 1))
+    assert torch.equal(shaped[0].squeeze(1), with_gradient(SteadySilu(), x)[0])
+
+
+def test_gemma_4s_norm_of_a_token_and_its_gradient_do_not_depend_on_the_others() -> None:
+    norm = Gemma4RMSNorm(40)
+    x = drawn(ROWS, 40, torch.float32)
+    wanted = with_gradient(norm, x)
+    norm.__class__ = SteadyGemma4Norm
+    alone = with_gradient(norm, x)
+    for found, one in zip(alone, wanted, strict=True):
+        torch.testing.assert_close(found, one)
+    for rows in MORE:
+        both = with_gradient(norm, torch.cat([x, drawn(rows - ROWS, 40, torch.float32)]))
+        assert all(torch.equal(found[:ROWS], one) for found, one in zip(both, alone, strict=True))
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_gated_feed_forward_of_a_token_does_not_depend_on_the_others() -> None:
+    torch.manual_seed(0)
+    mlp = LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=4864)).requires_grad_(False)
+    layers = nn.ModuleList([mlp])
+    freeze_linears(layers)
+    fuse(layers)
+    if not isinstance(layers[0], FusedGatedMLP):
+        pytest.skip("numba is missing")
+    gate = layers[0].gate_proj(drawn(377, 64, torch.float32))
+    whole = _SiluTimes.apply(gate, gate)
+    assert torch.equal(whole[:ROWS], _SiluTimes.apply(gate[:ROWS].clone(), gate[:ROWS].clone()))

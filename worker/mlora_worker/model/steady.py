@@ -1,0 +1,119 @@
+"""Element by element, with bits that do not turn on how many elements there are, on a CPU.
+
+torch computes most elements of a tensor with the processor's vectors and the last ones of each thread's part without; of a
+sigmoid, and of powers that are no whole numbers, both differ in the last bit. Which elements are the last ones depends on
+how many there are, and so on a task's neighbours. So such a function is applied to parts here that one thread computes,
+and that are whole vectors, or single rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
+
+from mlora_worker.model.rotation import calling
+
+_ONE_THREADS = 2**15  # elements that torch gives to one thread at least
+_VECTORS = 64  # elements of a turn of its loops, at most
+_SILU = (nn.SiLU, SiLUActivation)
+_WITH_GATES = (AfmoeAttention, Qwen3_5Attention, Qwen3_5MoeAttention, Qwen3NextAttention)
+_Op = Callable[..., object]
+
+
+def parts_of(rows: slice, size: int) -> Iterator[slice]:
+    """``rows`` of ``size`` elements, so many at a time that each element is computed in the same way."""
+    at_once = max(1, _ONE_THREADS // size) if size % _VECTORS == 0 else 1
+    return (slice(first, min(first + at_once, rows.stop)) for first in range(rows.start, rows.stop, at_once))
+
+
+def in_parts(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """``function`` of ``tensors`` [rows, size], element by element; differentiable."""
+    rows, size = tensors[0].shape
+    if tensors[0].device.type != "cpu":
+        return function(*tensors)
+    return torch.cat([function(*(one[part] for one in tensors)) for part in parts_of(slice(0, rows), size)])
+
+
+class SteadySilu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _steadily(x, torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input, by_output=False)
+
+
+def steady_sigmoid(x: Tensor) -> Tensor:
+    return _steadily(
+        x, torch.ops.aten.sigmoid.out, torch.ops.aten.sigmoid_backward.grad_input, by_output=True
+    )
+
+
+def _steadily(x: Tensor, function: _Op, derivative: _Op, *, by_output: bool) -> Tensor:
+    y: Tensor = _Steadily.apply(x, function, derivative, by_output)
+    return y
+
+
+class _Steadily(torch.autograd.Function):
+    """``derivative`` takes the gradient and the input, or the output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: _Op, derivative: _Op, by_output: bool) -> Tensor:
+        y = _each(x, lambda part, own: function(part, out=own), x)
+        ctx.save_for_backward(y if by_output else x)
+        ctx.derivative = derivative
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (kept,) = ctx.saved_tensors
+
+        def back(grad: Tensor, part: Tensor, own: Tensor) -> None:
+            ctx.derivative(grad, part, grad_input=own)
+
+        return _each(kept, back, grads[0], kept), None, None, None
+
+
+def _each(like: Tensor, write: Callable[..., object], *tensors: Tensor) -> Tensor:
+    flat = [one.reshape(-1, one.shape[-1]) for one in tensors]
+    y = torch.empty(flat[0].shape, dtype=like.dtype, device=like.device)
+    whole = slice(0, len(y))
+    for part in parts_of(whole, y.shape[-1]) if y.device.type == "cpu" else (whole,):
+        write(*(one[part] for one in flat), y[part])
+    return y.view(like.shape)
+
+
+class SteadyGemma4Norm(Gemma4RMSNorm):  # type: ignore[misc]  # transformers' classes have no types
+    """A root in the place of a power, whose gradient is a power, too."""
+
+    def _norm(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states * torch.rsqrt(hidden_states.square().mean(-1, keepdim=True) + self.eps)
+
+
+class _Torch:
+    """torch, with another sigmoid: what attention with a gate calls."""
+
+    sigmoid = staticmethod(steady_sigmoid)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def make_steady(model: PreTrainedModel) -> None:
+    """Put these in the place of transformers' below ``model``."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) in _SILU:
+                setattr(module, name, SteadySilu())
+        if type(module) is Gemma4RMSNorm:
+            module.__class__ = SteadyGemma4Norm
+        if type(module) in _WITH_GATES:
+            forward = inspect.unwrap(type(module).forward)
+            module.__class__ = calling(type(module), forward, "torch", _Torch())
