@@ -60,7 +60,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     """
     memo = memo or Memo()
     memo.turn()
-    isolation = Isolation()
+    isolation = Isolation.of(snapshot)
     again: dict[Key, Task] = {}
     for one in snapshot.tasks:
         if one.retry is not None:

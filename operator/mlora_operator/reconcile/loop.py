@@ -76,6 +76,7 @@ class Loop:
         self._witness = witness or NoObserver()
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
+        self._unread: tuple[DecisionFault, ...] = ()  # in the present pass
         self._lookups = CachedReads(cluster, monotonic)
         self._memo = Memo()
         self._deleted = DeletedTasks()
@@ -147,7 +148,7 @@ class Loop:
         now = self._now()
         decision = decide(snapshot, self._settings, now, self._memo)
         self._deciding = self._monotonic() - observed
-        self._tell_faults((*self._reader.faults(), *decision.faults))
+        self._tell_faults((*self._unread, *decision.faults))
         if decision.unjudged:
             snapshot = replace(snapshot, unjudged=decision.unjudged)
         if decision.unjudged or snapshot.later:
@@ -162,6 +163,7 @@ class Loop:
 
     def _tell_faults(self, faults: Sequence[DecisionFault]) -> None:
         """In the log once for as long as it lasts: the conditions say so all the time."""
+        faults = tuple({(one.kind, one.uid): one for one in faults}.values())
         now = frozenset((one.kind, one.about, one.words) for one in faults)
         for one in faults:
             if (one.kind, one.about, one.words) not in self._told:
@@ -201,6 +203,7 @@ class Loop:
             for pipeline in self._reader.pipelines(objects.pipelines)
             if not written.pipelines.is_gone(pipeline.uid)
         )
+        self._unread = self._reader.faults()
         self._forget({raw["metadata"]["uid"] for raw in (*objects.tasks, *objects.pipelines)})
         pipelines, revisions = self._revised(pipelines)
         valid = [pipeline for pipeline in pipelines if pipeline.spec is not None and not pipeline.deleting]
@@ -229,6 +232,7 @@ class Loop:
             later=self._lookups.later(),
             texts_kept=self._lookups.texts.kept,
             recently_written=written.recently_written(self._now()),
+            faulty={one.uid: one.error for one in self._unread},
             deleted=self._deleted.seen(tasks, (str(one.key) for one in pipelines), self._now()),
         )
 

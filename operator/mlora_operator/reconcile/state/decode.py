@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -30,21 +31,26 @@ from mlora_worker.protocol import TaskPhase
 
 Raw = Mapping[str, Any]
 Spec = TypeVar("Spec", bound=BaseModel)
+Read = TypeVar("Read", Task, Pipeline)
 
 TOO_LARGE = (
     "mlora.dev/too-large"  # in the place of a spec: what is wrong with its size. No spec has such a field
 )
 
 
-def read_task(raw: Raw, *, allow_file_uris: bool, before: Task | None = None) -> Task:
+def read_task(
+    raw: Raw, *, allow_file_uris: bool, before: Task | None = None, unread: str | None = None
+) -> Task:
     """A LoRATask. Its rows and its adapter may be files only where user and worker share a disk.
 
     ``before``: the same object at a former version. Its spec is the same as long as the generation is, and stays the very
-    same object then: most versions of a task differ in their status alone.
+    same object then: most versions of a task differ in their status alone. ``unread``: why its spec is not read.
     """
     meta = raw["metadata"]
     if before is not None and before.generation == meta.get("generation", 0) > 0:
         spec, problem = before.spec, before.problem
+    elif unread is not None:
+        spec, problem = None, unread
     else:
         spec, problem = _spec(LoRATaskSpec, raw, TASK_RULES)
         if spec is not None and not allow_file_uris:
@@ -70,10 +76,10 @@ def _retry(annotations: Mapping[str, str]) -> str | None:
     return value[:LONGEST_RETRY] if value is not None else None
 
 
-def read_pipeline(raw: Raw) -> Pipeline:
-    """A LoRAPipeline."""
+def read_pipeline(raw: Raw, *, unread: str | None = None) -> Pipeline:
+    """A LoRAPipeline. ``unread``: as of a task."""
     meta = raw["metadata"]
-    spec, problem = _spec(LoRAPipelineSpec, raw, PIPELINE_RULES)
+    spec, problem = (None, unread) if unread is not None else _spec(LoRAPipelineSpec, raw, PIPELINE_RULES)
     return Pipeline(
         key=key_of(raw),
         uid=meta["uid"],
@@ -100,7 +106,8 @@ def _replica(annotations: Mapping[str, str]) -> Replica | None:
 class Reader:
     """Reads objects, each version of one once: a spec is parsed when it changes, not at every wake.
 
-    What cannot be read stays as it was read last, or is left out, and is among the ``faults`` until it is asked again.
+    What cannot be read stays as it was read last, or is as one whose spec is not understood, or is left out where not even
+    that can be; it is among the ``faults`` until these are asked for again.
     """
 
     def __init__(self, *, allow_file_uris: bool) -> None:
@@ -126,8 +133,10 @@ class Reader:
             try:
                 known = read_task(raw, allow_file_uris=self._allow_file_uris, before=known)
             except Exception as error:
-                self._faults.append(DecisionFault("LoRATask", key_of(raw), raw["metadata"]["uid"], error))
-                return known
+                fault = DecisionFault("LoRATask", key_of(raw), raw["metadata"]["uid"], error)
+                self._faults.append(fault)
+                read = partial(read_task, raw, allow_file_uris=self._allow_file_uris, unread=fault.words)
+                return known or _if_readable(read)
             self._tasks[known.uid] = known
         return known
 
@@ -137,8 +146,9 @@ class Reader:
             try:
                 known = read_pipeline(raw)
             except Exception as error:
-                self._faults.append(DecisionFault("LoRAPipeline", key_of(raw), raw["metadata"]["uid"], error))
-                return known
+                fault = DecisionFault("LoRAPipeline", key_of(raw), raw["metadata"]["uid"], error)
+                self._faults.append(fault)
+                return known or _if_readable(partial(read_pipeline, raw, unread=fault.words))
             self._pipelines[known.uid] = known
         return known
 
@@ -146,6 +156,13 @@ class Reader:
         """Forget all others."""
         self._tasks = {uid: task for uid, task in self._tasks.items() if uid in uids}
         self._pipelines = {uid: pipeline for uid, pipeline in self._pipelines.items() if uid in uids}
+
+
+def _if_readable(read: Callable[[], Read]) -> Read | None:
+    try:
+        return read()
+    except Exception:  # it is among the faults
+        return None
 
 
 def _is_other(version: str, raw: Raw) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from mlora_operator.reconcile.state.decision import DecisionFault
-from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 
 _EACH = 16  # so few suspects are left out one by one
 T = TypeVar("T")
@@ -30,6 +30,18 @@ class Isolation:
         self.tasks: dict[Key, DecisionFault] = {}
         self.pipelines: dict[Key, DecisionFault] = {}
         self.whole: dict[Key, Task] = {}  # tasks that are isolated, as they are
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Isolation:
+        """With what could not even be read."""
+        made = cls()
+        for task in snapshot.tasks if snapshot.faulty else ():
+            if task.uid in snapshot.faulty:
+                made.isolate_task(task, snapshot.faulty[task.uid])
+        for pipeline in snapshot.pipelines if snapshot.faulty else ():
+            if pipeline.uid in snapshot.faulty:
+                made.isolate_pipeline(pipeline, snapshot.faulty[pipeline.uid])
+        return made
 
     @property
     def faults(self) -> tuple[DecisionFault, ...]:

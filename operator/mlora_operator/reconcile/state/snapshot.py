@@ -340,6 +340,8 @@ class Snapshot:
     )  # digests of texts that the operator has, whatever ConfigMaps hold
     later: frozenset[tuple[str, Key]] = frozenset()  # kind and name of what will be read with a next pass
     wrong: Mapping[str, str] = field(default_factory=dict)
+    # By uid of tasks and pipelines: what was raised when they were read.
+    faulty: Mapping[str, Exception] = field(default_factory=dict)
     deleted: Mapping[str, tuple[ServedTokens, ...]] = field(default_factory=dict)  # tasks, by pipeline
 
     @cached_property

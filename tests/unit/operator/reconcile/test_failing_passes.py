@@ -18,6 +18,7 @@ from mlora_operator.reconcile.cluster.api_server import ApiServerCluster, Indexe
 from mlora_operator.reconcile.failed_passes import failed_again
 from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import ClusterObjects
+from mlora_operator.reconcile.state import decode
 from tests.unit.operator.reconcile.test_impossible_workers import Api, NoCoordinators, unasked
 
 
@@ -125,6 +126,41 @@ async def test_an_object_that_cannot_be_read_keeps_nobody_elses_from_being_decid
     assert await loop.step()
     assert set(reasons(cluster.api)) == {"fine", "odd"}
     assert registry.get_sample_value("mlora_operator_undecided_objects", {"kind": "LoRATask"}) == 0
+
+
+async def test_an_object_whose_spec_cannot_be_checked_says_so_and_holds_up_nobody(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = decode.broken
+
+    def broken(document: Any, rules: Any) -> Any:
+        if document.get("lora", {}).get("rank") == 13 or document.get("stages") == 3:
+            raise RecursionError("a rule that goes in a circle")
+        return original(document, rules)
+
+    monkeypatch.setattr(decode, "broken", broken)
+    tasks = [make.raw_task("odd", lora={"rank": 13}), make.raw_task("fine", baseModel="nobody serves it")]
+    pipelines = [make.raw_pipeline("odd-one", stages=3), make.raw_pipeline("good")]
+    registry = CollectorRegistry()
+    cluster = Cluster(make, *tasks, pipelines=pipelines)
+    loop = loop_of(make, cluster, Measures(registry, (0,)))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert await loop.step()
+    assert reasons(cluster.api) == {
+        "odd": {"Accepted": "ReconcileError"},
+        "fine": {"Accepted": "NoPipelineForModel"},
+        "odd-one": {"Ready": "ReconcileError"},
+        "good": {"Ready": "Idle", "WorkersAvailable": "Idle"},
+    }
+    (accepted,) = cluster.api.statuses["odd"]["conditions"]
+    assert accepted["status"] == "Unknown"
+    assert "RecursionError: a rule that goes in a circle" in accepted["message"]
+    told = [record for record in caplog.records if "cannot be reconciled" in record.message]
+    assert len(told) == 2
+    assert all(record.exc_info for record in told)
+    for kind in ("LoRATask", "LoRAPipeline"):
+        assert registry.get_sample_value("mlora_operator_undecided_objects", {"kind": kind}) == 1
 
 
 async def test_what_stands_apart_is_said_in_the_log_and_in_the_condition(
