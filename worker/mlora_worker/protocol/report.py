@@ -290,6 +290,7 @@ class Report(Message):
         if self.facts is not None and self.stages:
             stages = [module.stage for module in self.facts.modules]
             stages += [shape.stage for shape in self.facts.experts or ()]
+            stages += [shape.stage for shape in self.facts.states or ()]
             far = max(stages, default=-1)
             if far >= len(self.stages):
                 raise ValueError(
@@ -315,6 +316,8 @@ class Report(Message):
             shapes = tuple(shape.model_copy(update=unknown) for shape in known.facts.experts)
             facts = known.facts.model_copy(update={"experts": None if format < 9 else shapes})
             known = known.model_copy(update={"facts": facts})
+        if format < 14 and known.facts is not None and known.facts.states is not None:
+            known = known.model_copy(update={"facts": known.facts.model_copy(update={"states": None})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 
