@@ -22,7 +22,6 @@ from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Fami
 from mlora_worker.model.handed_on import hand_on, tell_window
 from mlora_worker.model.llama4 import pack_llama4
 from mlora_worker.model.recurrent.layers import begin_at_each_row, forget_shared_keys
-from mlora_worker.model.recurrent.left_by_token import LeftByToken, left_by_token
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.steady import make_steady
 from mlora_worker.model.stored_forms import form_of
@@ -80,7 +79,6 @@ class Architecture:
     experts: tuple[
         ExpertStack, ...
     ] = ()  # by layer, where a layer routes tokens to some of many feed-forwards
-    states: tuple[tuple[int, LeftByToken], ...] = ()  # of layers that carry a state from token to token
 
     def layer_costs(self) -> list[float]:
         """Multiply-adds per token of each layer's linear modules, and of the experts that a token goes through."""
@@ -264,9 +262,6 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         hidden_size=config.hidden_size,
         intermediate_size=_width(linears, experts),
         experts=experts,
-        states=tuple(
-            (index, left) for index, layer in enumerate(layers) if (left := left_by_token(layer)) is not None
-        ),
         layers=len(layers),
         attention_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,

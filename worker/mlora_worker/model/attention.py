@@ -73,31 +73,31 @@ class PackedRows:
         return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32)
 
     @cached_property
-    def _chunks(self) -> dict[int, Tensor]:
+    def _chunk_tables(self) -> dict[int, Tensor]:
         return {}
 
     def chunks(self, size: int) -> Tensor:
         """[chunks, 2] int32: rows cut into chunks of ``size`` tokens from their first one on; of each chunk its row, and
         which one of the row's it is. Kept for the other layers."""
-        if size not in self._chunks:
+        if size not in self._chunk_tables:
             cut = [(row, i) for row, n in enumerate(self.lengths) for i in range(-(-n // size))]
-            self._chunks[size] = to_device(torch.tensor(cut, dtype=torch.int32), self.device)
-        return self._chunks[size]
+            self._chunk_tables[size] = to_device(torch.tensor(cut, dtype=torch.int32), self.device)
+        return self._chunk_tables[size]
 
     @cached_property
-    def _chunks(self) -> dict[int, PackedRows]:
+    def _cut_rows(self) -> dict[int, PackedRows]:
         return {}
 
     def in_chunks(self, size: int) -> PackedRows:
         """Each row cut into rows of ``size`` tokens, the last of which may be shorter. Kept for the other layers."""
         if self.longest <= size:
             return self
-        if size not in self._chunks:
+        if size not in self._cut_rows:
             chunks = (
                 min(size, length - start) for length in self.lengths for start in range(0, length, size)
             )
-            self._chunks[size] = PackedRows(tuple(chunks), self.device, self.segments)
-        return self._chunks[size]
+            self._cut_rows[size] = PackedRows(tuple(chunks), self.device, self.segments)
+        return self._cut_rows[size]
 
     @cached_property
     def _window_masks(self) -> dict[tuple[int, int], Tensor]:

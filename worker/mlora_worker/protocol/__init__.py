@@ -94,14 +94,7 @@ from mlora_worker.protocol.message import (
     ModelUri,
     ObjectName,
 )
-from mlora_worker.protocol.model import (
-    ExpertShape,
-    ModelFacts,
-    ModelSource,
-    ModuleShape,
-    StageReport,
-    StateShape,
-)
+from mlora_worker.protocol.model import ExpertShape, ModelFacts, ModelSource, ModuleShape, StageReport
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
 from mlora_worker.protocol.objective import (
     LOSSES_OF,
@@ -283,7 +276,6 @@ __all__ = [
     "ShownPart",
     "StageReport",
     "StageShape",
-    "StateShape",
     "StepRecord",
     "StorageAccess",
     "StoreKey",

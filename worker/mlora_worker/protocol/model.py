@@ -77,16 +77,6 @@ class ExpertShape(Message):
         return None if self.path is None else self.path.replace("*", str(layer), 1)
 
 
-class StateShape(Message):
-    """Layers that carry a state from token to token."""
-
-    stage: Stage = Field(description="The stage that has them.")
-    count: Layers = Field(description="Number of such layers on the stage.")
-    token_bytes: Amount = Field(
-        description="Bytes that a token leaves in one of them for the backward, beside what it leaves in any layer."
-    )
-
-
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
@@ -107,10 +97,6 @@ class ModelFacts(Message):
     # From report format 9 on, or left out:
     experts: Annotated[tuple[ExpertShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None = (
         Field(default=None, description="Routed experts, of which a token goes through some.")
-    )
-    # From report format 14 on, or left out:
-    states: Annotated[tuple[StateShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None = Field(
-        default=None, description="Layers that carry a state from token to token."
     )
 
     @model_validator(mode="after")

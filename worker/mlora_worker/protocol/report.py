@@ -232,8 +232,6 @@ class MemorySample(Message):
     item: Amount = 0  # its number in the stream
     seconds: Seconds = 0.0  # of forward and backward together
     calibration: bool = False  # it was made up, and no task's
-    # From format 14 on, or left out: rows of one routed expert that were worked on at a time, at most.
-    expert_rows: Amount | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -292,7 +290,6 @@ class Report(Message):
         if self.facts is not None and self.stages:
             stages = [module.stage for module in self.facts.modules]
             stages += [shape.stage for shape in self.facts.experts or ()]
-            stages += [shape.stage for shape in self.facts.states or ()]
             far = max(stages, default=-1)
             if far >= len(self.stages):
                 raise ValueError(
@@ -318,11 +315,6 @@ class Report(Message):
             shapes = tuple(shape.model_copy(update=unknown) for shape in known.facts.experts)
             facts = known.facts.model_copy(update={"experts": None if format < 9 else shapes})
             known = known.model_copy(update={"facts": facts})
-        if format < 14 and any(sample.expert_rows is not None for sample in known.memory):
-            told = tuple(sample.model_copy(update={"expert_rows": None}) for sample in known.memory)
-            known = known.model_copy(update={"memory": told})
-        if format < 14 and known.facts is not None and known.facts.states is not None:
-            known = known.model_copy(update={"facts": known.facts.model_copy(update={"states": None})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

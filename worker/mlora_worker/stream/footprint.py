@@ -26,7 +26,6 @@ CHUNK_LOGITS_CUDA = 128 * 2**20
 # no more than four numbers of 4 bytes for each of them.
 UNPACKED_AT_ONCE = 2**16
 UNPACKING_BYTES = 4 * 4 * UNPACKED_AT_ONCE
-MOST_EXPERT_ROWS = 256  # of a routed expert that are worked on at a time, on a CPU
 NORM_AT_ONCE = 2**16  # gradients that are float64 at a time, on a CPU, for their norm
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
 FEWEST_LOSS_ROWS = 16
@@ -38,24 +37,15 @@ def chunk_rows(vocab_size: int, device: str) -> int:
     return max(FEWEST_LOSS_ROWS, logits // vocab_size)
 
 
-def loss_rows(counts: Iterable[int], vocab_size: int, device: str) -> int:
-    """Rows of logits that exist at once for so many supervised positions, of each of those whose rows are multiplied by
-    themselves. ``device``: as above.
+def loss_rows(supervised: int, vocab_size: int, device: str) -> int:
+    """Rows of logits that exist at once for so many supervised positions. ``device``: as above.
 
     Fewer than ``FEWEST_LOSS_ROWS`` are filled up with rows of zeros, once for each of the two products: what is added is
     there twice, and what is filled once more.
     """
-    chunk = chunk_rows(vocab_size, device)
-    parts = (part for count in counts for part in (min(count, chunk), count % chunk))
-    return max(
-        (3 * FEWEST_LOSS_ROWS - part if part < FEWEST_LOSS_ROWS else part for part in parts if part),
-        default=0,
-    )
-
-
-def most_loss_rows(supervised: int, vocab_size: int, device: str) -> int:
-    """The most for so many positions, whosever they are: one of them by itself is filled up most."""
-    return max(min(supervised, chunk_rows(vocab_size, device)), 3 * FEWEST_LOSS_ROWS - 1) if supervised else 0
+    if 0 < supervised < FEWEST_LOSS_ROWS:
+        return 3 * FEWEST_LOSS_ROWS - supervised
+    return min(supervised, chunk_rows(vocab_size, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,6 @@ class Shape:
     layer_bytes: float = 0.0  # part of it that a peak may be without, see ``exact_parts``
     lowest_group: int = 0  # first adapted input group; on stage 0 nothing is kept for the backward below it
     floor_bytes: float = 0.0  # a peak is never less; known exactly
-    expert_rows: float = 0.0  # the most of one routed expert that are worked on at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,7 +31,16 @@ def dense(
     return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
 
 
-@settings(max_examples=stories(25), deadline=None)
+@pytest.fixture(autouse=True, params=[True, False], ids=["by rows", "by torch"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch computes the rows where there are many threads, or no compiler for loops."""
+    if not request.param:
+        monkeypatch.setattr(attention, "computes_rows", lambda _: False)
+
+
+@settings(
+    max_examples=stories(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
@@ -113,6 +122,7 @@ def test_key_heads_are_repeated_only_where_torch_does_not_know_groups(
         out: Tensor = plain(query, key, value, **options)
         return out
 
+    monkeypatch.setattr(attention, "computes_rows", lambda _: False)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, n, 12, 8, generator=generator, requires_grad=True) for n in (6, 2, 2))
