@@ -2,9 +2,9 @@
 
 A packed tensor holds rows one after the other; a token sees the earlier tokens of its own row only. The
 boundaries travel as the layer argument ``packed``; no mask over the whole tensor is ever built. On the CPU
-each row is computed by itself, so its result cannot depend on the rows beside it. On CUDA, half-precision
-types use torch's variable-length flash attention; float32 is computed row by row there, too, and so are capped scores
-and sinks, which flash attention does not know.
+each row is computed by itself (``row_attention``), so its result cannot depend on the rows beside it. On CUDA,
+half-precision types use torch's variable-length flash attention; float32 is computed row by row there, too, and so are
+capped scores and sinks, which flash attention does not know.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from mlora_worker.model.row_attention import computes_rows, row_attention
 from mlora_worker.model.sinks import SinkAttention
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.precision import product_dtype
@@ -185,10 +186,13 @@ def _row_by_row(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
+    plain = softcap is None and sinks is None
+    if plain and computes_rows(query):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return row_attention(query, key, value, packed.lengths, scale, window)
     groups, dtype = query.shape[1] // key.shape[1], query.dtype
     wide = product_dtype(dtype, query.device)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
-    plain = softcap is None and sinks is None
     grouped = groups > 1 and plain and _knows_grouped_heads(query.device.type, wide)
     if groups > 1 and not grouped:
         key, value = _repeat(key, groups), _repeat(value, groups)
