@@ -217,7 +217,8 @@ def _transport(shape: Shape, rank: int, store: int, run_id: str, mailbox: Mailbo
     return Transport(
         rank=rank,
         world=shape.stages,
-        hidden_size=HIDDEN,
+        forward_width=HIDDEN,
+        backward_width=HIDDEN,
         dtype=torch.float32,
         device=torch.device("cpu"),
         backend="gloo",

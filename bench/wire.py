@@ -1,8 +1,8 @@
 """``python -m bench wire``: what two ranks send each other, over what the method needs.
 
-The need: hidden states forward and their gradients backward across each border, 2 (D - 1) * tokens * hidden * bytes. The
-ratio compares the tensors' bytes that the ranks sent with it. Beside that stands what the kernel counted on the sockets
-between the two processes, framing and losses included.
+The need: hidden states forward and their gradients backward across each border, 2 (D - 1) * tokens * hidden * bytes; of
+models whose later layers need more than that, with it. The ratio compares the tensors' bytes that the ranks sent with it.
+Beside that stands what the kernel counted on the sockets between the two processes, framing and losses included.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from bench.base import cut_folder, smollm2_folder
 from bench.options import parser
 from bench.ranks import Ranks, task_plans
 from bench.report import last_line, table
 from bench.sides import LEARNING_RATE, Setting
-from mlora_worker.model.architecture import read_architecture
-from mlora_worker.protocol import TaskPhase
+from mlora_worker.model.facts import model_facts
+from mlora_worker.protocol import ModelFacts, TaskPhase
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-STAGES, BYTES = 2, 4
+STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         folder = cut_folder(smollm2_folder(), 2, scratch / "model") if options.quick else smollm2_folder()
-        hidden = read_architecture(folder).hidden_size
+        facts = model_facts(folder, STAGES, torch.float32)
         with Ranks(folder, STAGES, scratch / "ranks", options.threads) as ranks:
             before = None
             plans = task_plans(
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> int:
             )
             after = socket_bytes(ranks)
     wire = report.wire
-    needed = 2 * (STAGES - 1) * wire.tokens * hidden * BYTES
+    needed = needed_bytes(facts, STAGES, wire.tokens)
     ratio = wire.payload_bytes / needed
     kernel = after - before if before is not None and after is not None else None
     print(
@@ -82,7 +84,8 @@ def main(arguments: list[str]) -> int:
         )
     )
     print(
-        f"{wire.tokens:,} tokens in {wire.microbatches} microbatches, {STAGES} stages, hidden size {hidden}, float32"
+        f"{wire.tokens:,} tokens in {wire.microbatches} microbatches, {STAGES} stages, hidden size "
+        f"{facts.hidden_size}, float32"
     )
     result = {
         "ratio": ratio,
@@ -94,6 +97,13 @@ def main(arguments: list[str]) -> int:
     }
     print(last_line("wire", result, repetitions=1, threads=options.threads, quick=options.quick))
     return 0
+
+
+def needed_bytes(facts: ModelFacts, stages: int, tokens: int) -> int:
+    """Of ``tokens`` tokens across all borders, in both directions."""
+    if facts.borders is None:
+        return 2 * (stages - 1) * tokens * facts.hidden_size * facts.dtype_bytes
+    return sum(one.forward + one.backward for one in facts.borders[1:]) * tokens * facts.dtype_bytes
 
 
 def socket_bytes(ranks: Ranks) -> int | None:

@@ -20,6 +20,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from mlora_worker.frozen.biased import BiasedWeight
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.model.altup import CutAltUp
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.llama4 import PackedLlama4Attention, RoutedLlama4Moe
 from mlora_worker.model.recurrent.layers import (
@@ -509,4 +510,141 @@ def biases_of_routers(stage: Stage) -> Stage:
 def limits_of_experts(stage: Stage) -> Stage:
     for one in _modules_of(stage, FrozenExperts):
         one.gated = lambda gate, up: (up + 1) * gate * torch.sigmoid(gate * 1.702)
+    return stage
+
+
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _shared_states(stage: Stage, change: Change) -> Stage:
+    """``change``: keys and values that layers of this stage leave for others, or find."""
+
+    def found(attention: Any, _: Any, options: dict[str, Any]) -> None:
+        if attention.is_kv_shared_layer:
+            _change(attention, options)
+
+    def left(attention: Any, _: Any, options: dict[str, Any], __: Any) -> None:
+        if attention.store_full_length_kv:
+            _change(attention, options)
+
+    def _change(attention: Any, options: dict[str, Any]) -> None:
+        states, kind = options["shared_kv_states"], attention.layer_type
+        states[kind] = change(*states[kind])
+
+    for one in _modules(stage, "is_kv_shared_layer"):
+        one.register_forward_pre_hook(found, with_kwargs=True)
+        one.register_forward_hook(left, with_kwargs=True)
+    return stage
+
+
+def keys_of_others(stage: Stage) -> Stage:
+    return _shared_states(stage, lambda keys, values: (torch.zeros_like(keys), values))
+
+
+def values_of_others(stage: Stage) -> Stage:
+    return _shared_states(stage, lambda keys, values: (keys, torch.zeros_like(values)))
+
+
+def inputs_of_layers(stage: Stage) -> Stage:
+    def without(_: Any, arguments: Any, options: dict[str, Any]) -> Any:
+        own = options["per_layer_input"]
+        return arguments, options | {"per_layer_input": torch.ones_like(own)}
+
+    for layer in stage.layers:
+        layer.register_forward_pre_hook(without, with_kwargs=True)
+    return stage
+
+
+def _entry(stage: Stage) -> Any:
+    assert stage.layer_inputs is not None
+    return stage.layer_inputs.decoder
+
+
+def table_of_layers(stage: Stage) -> Stage:
+    _entry(stage).embed_tokens_per_layer.weight.zero_()
+    return stage
+
+
+def scale_of_table_of_layers(stage: Stage) -> Stage:
+    _entry(stage).embed_tokens_per_layer.embed_scale.fill_(1)
+    return stage
+
+
+def projection_to_layers(stage: Stage) -> Stage:
+    _entry(stage).per_layer_model_projection.weight.zero_()
+    return stage
+
+
+def norm_of_projection_to_layers(stage: Stage) -> Stage:
+    _entry(stage).per_layer_projection_norm = nn.Identity()
+    return stage
+
+
+def activation_of_inputs(stage: Stage) -> Stage:
+    for one in _modules(stage, "per_layer_input_gate"):
+        one.act_fn = nn.Identity()
+    return stage
+
+
+def norm_behind_inputs(stage: Stage) -> Stage:
+    return _without_norms(stage, "post_per_layer_input_norm")
+
+
+def sparse_activations(stage: Stage) -> Stage:
+    for one in _modules(stage, "activation_sparsity"):
+        one.activation_sparsity = 0.0
+    return stage
+
+
+def augmented_residuals(stage: Stage) -> Stage:
+    return _without_weights(stage, "laurel.linear_right")
+
+
+def _altups(stage: Stage) -> Iterator[Any]:
+    return (one.altup for one in _modules_of(stage, CutAltUp))
+
+
+def predicted_copies(stage: Stage) -> Stage:
+    for one in _altups(stage):
+        one.prediction_coefs.weight.zero_()
+    return stage
+
+
+def corrected_copies(stage: Stage) -> Stage:
+    for one in _altups(stage):
+        one.correction_coefs.weight.zero_()
+    return stage
+
+
+def scale_of_corrections(stage: Stage) -> Stage:
+    for one in _altups(stage):
+        one.correct_output_scale.fill_(1)
+    return stage
+
+
+def scale_of_what_mixes(stage: Stage) -> Stage:
+    for one in _altups(stage):
+        one.router_input_scale.fill_(1)
+    return stage
+
+
+def norm_of_what_mixes(stage: Stage) -> Stage:
+    for one in _altups(stage):
+        one.router_norm = nn.Identity()
+    return stage
+
+
+def _ends_of_copies(stage: Stage) -> Iterator[Any]:
+    return (one for one in (stage.spread, stage.gathered) if one is not None)
+
+
+def projections_of_copies(stage: Stage) -> Stage:
+    for one in _ends_of_copies(stage):
+        one.projections = nn.ModuleList(nn.Identity() for _ in one.projections)
+    return stage
+
+
+def lengths_of_copies(stage: Stage) -> Stage:
+    for one in _ends_of_copies(stage):
+        one.as_long_as = lambda copy, _: copy
     return stage

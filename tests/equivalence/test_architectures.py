@@ -30,6 +30,12 @@ IDS = torch.randint(3, 97, (sum(LENGTHS),), generator=torch.Generator().manual_s
 LAYERS = 4
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {one: (one, FAMILY.get(one, {})) for one in SUPPORTED_TYPES}
 KINDS |= VARIANTS
+# With as many stages as layers, borders lie behind each layer that makes keys and each that uses them.
+SHARING = [kind for kind, (_, options) in KINDS.items() if options.get("num_kv_shared_layers")]
+HAVING_INPUTS = [kind for kind, (_, options) in KINDS.items() if options.get("hidden_size_per_layer_input")]
+_GEMMA3N = ["gemma3n", "gemma3n_text"]
+_GEMMA4 = ["gemma4", "gemma4_text"]
+_GEMMA4 += [kind for kind in dict.fromkeys([*SHARING, *HAVING_INPUTS]) if kind not in _GEMMA3N]
 
 
 def load(saved: Saved, stage: int, stages: int) -> Stage:
@@ -60,7 +66,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Known]:
     def made(kind: str) -> Known:
         model_type, options = KINDS[kind]
         saved = save_small_model(
-            tmp_path_factory.mktemp("model"), model_type, num_hidden_layers=LAYERS, **options
+            tmp_path_factory.mktemp("model"), model_type, **({"num_hidden_layers": LAYERS} | options)
         )
         return Known(saved.folder, saved.model)
 
@@ -94,8 +100,8 @@ def test_packed_rows_through_stages_equal_transformers_row_by_row(
 ) -> None:
     model = known(kind)
     splits = [model.parts]
-    if kind in SUPPORTED_TYPES:
-        splits += [[load(model, stage, stages) for stage in range(stages)] for stages in (1, 3)]
+    more = (1, 3, 4) if kind in SHARING else (1, 3) if kind in SUPPORTED_TYPES else ()
+    splits += [[load(model, stage, stages) for stage in range(stages)] for stages in more]
     for parts in splits:
         torch.testing.assert_close(packed_logits(parts), model.logits, rtol=1e-5, atol=1e-5)
 
@@ -159,7 +165,7 @@ _MAMBAS = [
 _WITH_STATES = [*_DELTA_NETS, *_MAMBAS]
 _HYBRIDS = ["lfm2", "lfm2 with biases", "lfm2_vl", "lfm2_moe", *_WITH_STATES]
 _NORMS_OF_HEADS = [
-    "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "lfm2_moe", "olmo2", "olmo3",
+    "cohere", "exaone4", "gemma3", "gemma3_text", *_GEMMA3N, *_GEMMA4, "glm4_moe", "lfm2_moe", "olmo2", "olmo3",
     "olmoe", "qwen3",
     "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS, "apertus", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe",
     "internvl", "minimax_m2", "afmoe", "exaone_moe", "flex_olmo", "phi with norms of q and k",
@@ -177,7 +183,7 @@ _MIXTURES = [*_GATED, "nemotron_h of experts"]
 FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.parts_of_activations, EACH, ["apertus"]),
     (without.windows, EACH, [
-        "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
+        "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3", "gemma3_text", *_GEMMA3N, *_GEMMA4,
         "llava of mistral", "ministral",
         "mistral", "mistral3", "gpt_oss", "mixtral", "olmo3", "phi3, partly rotated, windows", "qwen2",
         "qwen2_5_vl with windows", "qwen3 with windows", "qwen3_moe, experts in each second layer, windows",
@@ -195,7 +201,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
         "granitemoe", "granitemoehybrid", "granitemoeshared", "vaultgemma"]),
     (without.norms_of_queries, EACH, _NORMS_OF_HEADS),
-    (without.norms_of_keys, EACH, _NORMS_OF_HEADS),
+    (without.norms_of_keys, EACH, [kind for kind in _NORMS_OF_HEADS if kind not in SHARING]),
     (without.biases, EACH, [
         "deepseek_v3, queries in one step, halves rotated", "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4",
         "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
@@ -238,16 +244,36 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3", "aya_vision", "cohere2_vision", "exaone_moe",
         "afmoe", *_ALL_LLAMA4]),
     (without.scaled_frequencies, EACH, [
-        "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn",
+        "deepseek_v3", "gemma3", "gemma3_text", *_GEMMA4, "llama", "llama, linear", "llama, yarn",
         "olmo3", "deepseek_v2", "hunyuan_v1_dense", "hunyuan_v1_moe", *_LLAMA4]),
     (without.scale_of_rotations, EACH, ["gpt_oss", "llama, yarn"]),
     (without.partial_rotation, EACH, [
         "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", *_DELTA_NETS, "minimax_m2", "nemotron"]),
     (without.frequencies_of_long_rows, EACH, _LONG_ROPE),
     (without.frequencies_of_short_rows, EACH, _LONG_ROPE),
-    (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
-    (without.norms_of_values, EACH, ["gemma4", "gemma4_text"]),
-    (without.scalars_of_layers, EACH, ["gemma4", "gemma4_text"]),
+    (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", *_GEMMA3N, "olmo3"]),
+    (without.norms_of_values, EACH, ["gemma4", "gemma4_text", "gemma4_text, inputs of layers alone"]),
+    (without.norms_of_values, FIRST, SHARING),
+    (without.norms_of_keys, FIRST, SHARING),
+    (without.keys_of_others, EACH, SHARING),
+    (without.values_of_others, EACH, SHARING),
+    (without.inputs_of_layers, EACH, HAVING_INPUTS),
+    (without.table_of_layers, FIRST, HAVING_INPUTS),
+    (without.scale_of_table_of_layers, FIRST, HAVING_INPUTS),
+    (without.projection_to_layers, FIRST, HAVING_INPUTS),
+    (without.norm_of_projection_to_layers, FIRST, HAVING_INPUTS),
+    (without.activation_of_inputs, EACH, HAVING_INPUTS),
+    (without.norm_behind_inputs, EACH, HAVING_INPUTS),
+    (without.scalars_of_layers, EACH, _GEMMA4),
+    (without.sparse_activations, EACH, _GEMMA3N),
+    (without.augmented_residuals, EACH, _GEMMA3N),
+    (without.predicted_copies, EACH, _GEMMA3N),
+    (without.corrected_copies, EACH, _GEMMA3N),
+    (without.scale_of_corrections, EACH, _GEMMA3N),
+    (without.scale_of_what_mixes, EACH, _GEMMA3N),
+    (without.norm_of_what_mixes, EACH, _GEMMA3N),
+    (without.projections_of_copies, EACH, _GEMMA3N),
+    (without.lengths_of_copies, EACH, _GEMMA3N),
     (without.growing_scale_of_scores, EACH, ["ministral3", "mistral3 of ministral3"]),
     (without.states_of_their_own, EACH, _HYBRIDS),
     (without.convolutions, EACH, _HYBRIDS),
@@ -266,12 +292,12 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.gates_of_attention, EACH, ["afmoe"]),
     (without.norms_after_parts, EACH, ["afmoe", "flex_olmo"]),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
-    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite",
+    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", *SHARING, "granite",
         "granitemoe", "granitemoehybrid", "granitemoeshared", "afmoe", "vaultgemma", "falcon_h1"]),
     (without.tied_head, LAST, TIED),
     (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe", "granitemoehybrid",
         "granitemoeshared", "falcon_h1"]),
-    (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text", "vaultgemma"]),
+    (without.capped_logits, LAST, ["gemma2", "gemma3_text", *_GEMMA3N, *_GEMMA4, "vaultgemma"]),
     (without.bias_of_head, LAST, ["phi", "phimoe"]),
 ]  # fmt: skip
 

@@ -26,6 +26,8 @@ def wide(small_model: Callable[..., Any], kind: str) -> Base:
     model_type, own = TRAINED_VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
     sizes: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 64}
     sizes |= {name: 64 for name in _WIDTHS if name in own}
+    if own.get("hidden_size_per_layer_input"):
+        sizes["hidden_size_per_layer_input"] = 64
     if "kv_lora_rank" in own:
         sizes |= {"head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
     rope = dict(own.get("rope_parameters") or {})

@@ -125,7 +125,7 @@ def test_gradients_of_every_architecture_equal_autograds(
     """
     model_type, options = TRAINED_VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
     limit = 2e-5 if model_type in ("gemma4", "gemma4_text") else 5e-6
-    saved = small_model(model_type, num_hidden_layers=4, **options)
+    saved = small_model(model_type, **({"num_hidden_layers": 4} | options))
     lora = LoRAConfig(rank=3, alpha=6, target_modules=TARGETS.get(kind, ("all-linear",)))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1

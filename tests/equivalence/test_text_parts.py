@@ -29,13 +29,13 @@ from tests.fixtures.model_options import FAMILY, TARGETS, VARIANTS
 CPU = torch.device("cpu")
 ROWS = PackedRows((4, 7), CPU)
 IDS = torch.randint(3, 97, (ROWS.tokens,), generator=torch.Generator().manual_seed(1))
-KINDS = [*sorted(TEXT_PARTS), "gemma4 of experts"]
+KINDS = [*sorted(TEXT_PARTS), "gemma4 of experts", "gemma4, keys shared"]
 RANKS = {"v_proj": 3, "shared_expert_gate": 1}
 
 
 def small(small_model: Any, kind: str) -> Any:
     model_type, options = VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
-    return small_model(model_type, num_hidden_layers=4, **options)
+    return small_model(model_type, **({"num_hidden_layers": 4} | options))
 
 
 class Files:
@@ -84,6 +84,8 @@ def test_of_the_files_that_transformers_writes_the_text_parts_tensors_alone_are_
         "image_newline",
         "visual",
         "embed_vision",
+        "audio_tower",
+        "embed_audio",
     )
     assert all(name.removeprefix("model.").startswith(towers) for name in unread)
     assert "do not belong" not in caplog.text
@@ -140,7 +142,10 @@ def test_what_a_stage_takes_is_the_text_parts(small_model: Any, kind: str) -> No
     saved = small(small_model, kind)
     (shape,) = stage_shapes(saved.folder, 1, torch.float32)
     text = [p for name, p in saved.model.named_parameters() if "language_model" in name or "lm_head" in name]
-    scales = ("language_model.embed_tokens.embed_scale", "layer_scalar", "e_score_correction_bias")
+    scales = (
+        "embed_tokens.embed_scale", "embed_tokens_per_layer.embed_scale", "layer_scalar", "router_input_scale",
+        "per_layer_projection_scale", "per_layer_input_scale", "e_score_correction_bias",
+    )  # fmt: skip
     text += [buffer for name, buffer in saved.model.named_buffers() if name.endswith(scales)]
     assert shape.parameters == sum(p.numel() for p in text)
     assert shape.parameters < sum(p.numel() for p in saved.model.parameters())
@@ -162,7 +167,8 @@ def test_the_published_adapter_loads_into_the_whole_model_with_no_key_too_many_a
     facts = model_facts(saved.folder, 2, torch.float32)
     there = {shape.name for shape in facts.modules}
     own = {name: rank for name, rank in RANKS.items() if name in there}
-    asked = TARGETS[kind] if any(stack.in_peft for stack in facts.experts or ()) else ("all-linear",)
+    refused = facts.never_adapted or any(stack.in_peft for stack in facts.experts or ())
+    asked = TARGETS[kind] if refused else ("all-linear",)
     lora = LoRAConfig(rank=2, alpha=4, target_modules=asked, rank_pattern=own)
     targets = resolve_targets(facts, lora)
     config = adapter_config(lora, "org/tiny", None, published_names(facts, targets, is_part=True))

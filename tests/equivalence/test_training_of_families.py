@@ -32,7 +32,7 @@ def test_ten_steps_equal_peft_on_one_and_two_stages(
     small_model: Callable[..., Any], rows: Callable[..., list[Row]], kind: str
 ) -> None:
     model_type, options = TRAINED_VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
+    saved = small_model(model_type, **({"num_hidden_layers": LAYERS} | options))
     base = Base(saved.folder, saved.model)
     lora = ALL.model_copy(update={"target_modules": TARGETS.get(kind, ALL.target_modules)})
     task = Task("t", lora, SINGLE_ROWS, rows(11, 1, longest=16, vocabulary=97), STEPS)

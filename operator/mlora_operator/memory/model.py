@@ -129,13 +129,16 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
 
     With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
-    runs.
+    runs. What travels beside hidden states is kept as the stage's input and output, and there as gradients of both.
     """
     width = facts.dtype_bytes
     layers = stage.last_layer - stage.first_layer + 1
     one_layer = facts.hidden_size * (8 + 8 * width) + facts.intermediate_size * 3 * width
     passing = (4 * facts.hidden_size + 3 * facts.intermediate_size) * width
+    beside, learnt_beside = _beside_hidden_states(facts, stage)
+    passing += learnt_beside * width
     kept = facts.hidden_size * width * layers if recompute else one_layer * layers
+    kept += beside * width
     working = kept + one_layer + passing if recompute else kept + passing
     last = stage.stage == stages - 1
     # Of the first layer, what is not kept where its first groups are not adapted: the attention, its output, gate and up.
@@ -159,6 +162,13 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     )
     below = Coefficients(b1=kept - sum(early), r0=early[0], r1=early[1], r2=early[2])
     return StageFit(kept=FittedLine(below), forward=FittedLine(peak), backward=FittedLine(peak))
+
+
+def _beside_hidden_states(facts: ModelFacts, stage: StageReport) -> tuple[int, int]:
+    """Numbers of a token, beside its hidden state, that the stage is given and gives; and those that have gradients."""
+    both = (facts.borders or ())[stage.stage : stage.stage + 2]
+    learnt = sum(border.backward - facts.hidden_size for border in both)
+    return learnt + sum(border.forward - border.backward for border in both[:1]), learnt
 
 
 def dense_bytes(facts: ModelFacts, stage: StageReport) -> int:

@@ -12,9 +12,11 @@ from bench.baselines import check_first_losses
 from bench.ranks import task_plans
 from bench.sides import Disagreement, Setting
 from bench.steady import Window, check_same_losses, processor_seconds, tokens_of
-from bench.wire import between, parse_sockets
+from bench.wire import between, needed_bytes, parse_sockets
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
+from mlora_worker.protocol import BorderShape
+from tests.fixtures.toy_facts import toy_facts
 
 # Two ranks (10, 11): data on port 5001, links on 6001, and a client (9) of the coordinator. One end is IPv6.
 LISTING = """\
@@ -32,6 +34,13 @@ def test_only_the_data_sockets_between_ranks_are_counted() -> None:
     assert len(sockets) == 6
     assert sorted(socket.sent for socket in between(sockets, (10, 11), (6001,))) == [30, 700]
     assert sum(socket.sent for socket in between(sockets, (10, 11), ())) == 11730
+
+
+def test_a_border_needs_what_crosses_it_in_either_direction() -> None:
+    facts = toy_facts(stages=2)
+    assert needed_bytes(facts, 2, tokens=10) == 2 * 10 * 64 * 4
+    borders = (BorderShape(forward=99, backward=64), BorderShape(forward=112, backward=96))
+    assert needed_bytes(facts.model_copy(update={"borders": borders}), 2, tokens=10) == (112 + 96) * 10 * 4
 
 
 def window(losses: dict[tuple[int, int], float]) -> Window:

@@ -15,14 +15,18 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
+from mlora_worker.model.altup import GATHERED
 from mlora_worker.model.attention import PACKED_ATTENTION
+from mlora_worker.model.borders import Border, SharedKeys, still_shared
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.experts import ExpertStack, stack_of
 from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Family
 from mlora_worker.model.handed_on import hand_on, tell_window
+from mlora_worker.model.layer_inputs import check_not_quantised, layer_inputs_of
 from mlora_worker.model.llama4 import pack_llama4
-from mlora_worker.model.recurrent.layers import begin_at_each_row, forget_shared_keys
+from mlora_worker.model.recurrent.layers import begin_at_each_row
 from mlora_worker.model.rotary import check_rope
+from mlora_worker.model.shared_keys import check_shared_keys, shared_keys_of
 from mlora_worker.model.steady import make_steady
 from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part
@@ -57,7 +61,8 @@ class Linear:
     @property
     def pattern(self) -> str:
         """The path with * for the layer."""
-        return f"{self.path.removesuffix(f'.{self.layer}.{self.inside}')}.*.{self.inside}"
+        before = self.path.removesuffix(f".{self.layer}.{self.inside}")
+        return self.path if before == self.path else f"{before}.*.{self.inside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,27 @@ class Architecture:
     experts: tuple[
         ExpertStack, ...
     ] = ()  # by layer, where a layer routes tokens to some of many feed-forwards
+    copies: int = 1  # of the hidden state that go from layer to layer
+    shared_keys: tuple[SharedKeys, ...] = ()
+    layer_inputs: int = 0  # numbers of a token that each layer has for itself, beside the hidden states
+    # Linear modules that never get an adapter, though PEFT's all-linear means them. Those before the layers count to the
+    # first layer, those behind them to the last one.
+    never_adapted: tuple[Linear, ...] = ()
+
+    def border(self, layer: int) -> Border:
+        """What of a token comes to ``layer``. Behind the last one all copies are one again."""
+        copies = self.copies if layer < self.layers else 1
+        return Border(
+            copies * self.hidden_size,
+            copies,
+            still_shared(self.shared_keys, layer),
+            self.layer_inputs * (self.layers - layer),
+        )
 
     def layer_costs(self) -> list[float]:
         """Multiply-adds per token of each layer's linear modules, and of the experts that a token goes through."""
         costs = [0.0] * self.layers
-        for linear in self.linears:
+        for linear in (*self.linears, *self.never_adapted):
             costs[linear.layer] += linear.in_features * linear.out_features
         for stack in self.experts:
             costs[stack.layer] += expert_cost(stack.hidden_size, stack.experts, stack.active, stack.width)
@@ -185,7 +206,6 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
             raise UnsupportedModel(f"{config.model_type} is not a causal language model: {words}") from error
     unify_linears(model)
     begin_at_each_row(model, dtype)
-    forget_shared_keys(model)
     pack_llama4(model)
     if family.decoder is not None:
         model.base_model_prefix = family.decoder
@@ -202,6 +222,9 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
         raise UnsupportedModel(
             f"{type(model).__name__} is not built as expected: its decoder has no {', no '.join(missing)}"
         )
+    assert isinstance(layers, nn.ModuleList)
+    check_shared_keys(layers, has_inputs=layer_inputs_of(model) > 0)
+    check_not_quantised(model)
     if not all(getattr(module, "is_causal", True) for module in model.base_model.modules()):
         raise UnsupportedModel("bidirectional attention is not supported: use a causal language model")
     if family.uninformed is not None:
@@ -245,6 +268,8 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear) and not (names and names.is_of_router(name))
     )
+    frozen = tuple(one for one in linears if family.frozen and one.inside.startswith(family.frozen))
+    linears = tuple(one for one in linears if one not in frozen)
     sizes = {name: getattr(config, name) for name in _SIZES}
     nothing = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
     if nothing or not linears or min(min(one.in_features, one.out_features) for one in linears) < 1:
@@ -272,6 +297,26 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),
         model_type=model.config.model_type,
         is_part=isinstance(model, TextPart),
+        shared_keys=shared_keys_of(layers),
+        layer_inputs=layer_inputs_of(model),
+        copies=getattr(config, family.copies) if family.copies else 1,
+        never_adapted=frozen + _outside(model, layers),
+    )
+
+
+def _outside(model: PreTrainedModel, layers: nn.ModuleList) -> tuple[Linear, ...]:
+    """Linear modules of the decoder beside its layers."""
+    within, last = {id(module) for module in layers.modules()}, len(layers) - 1
+    return tuple(
+        Linear(
+            f"{model.base_model_prefix}.{name}",
+            last * name.startswith(GATHERED),
+            module.in_features,
+            module.out_features,
+            name,
+        )
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in within
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mlora_worker.model.altup import GATHERED, SPREAD
 from mlora_worker.model.architecture import (
     Architecture,
     Linear,
@@ -22,10 +23,12 @@ from mlora_worker.model.architecture import (
 )
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.experts import ExpertStack
+from mlora_worker.model.layer_inputs import PARTS
 from mlora_worker.model.partition import split_layers
 from mlora_worker.model.quantisation import packed_bytes
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.protocol import (
+    BorderShape,
     ExpertShape,
     FailureReason,
     LoRAConfig,
@@ -50,7 +53,7 @@ def stage_layers(architecture: Architecture, stages: int) -> tuple[range, ...]:
 def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> ModelFacts:
     """Raises TooManyStages."""
     own = list(enumerate(stage_layers(architecture, stages)))
-    modules = [shape for stage, layers in own for shape in _shapes(architecture, stage, layers)]
+    modules = [shape for stage, layers in own for shape in _shapes(architecture.linears, stage, layers)]
     experts = [shape for stage, layers in own for shape in _expert_shapes(architecture, stage, layers)]
     return ModelFacts(
         hidden_size=architecture.hidden_size,
@@ -62,7 +65,20 @@ def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> Mod
         dtype_bytes=dtype.itemsize,
         modules=tuple(modules),
         experts=tuple(experts) or None,
+        borders=_borders(architecture, [layers for _, layers in own]),
+        never_adapted=tuple(
+            shape for stage, layers in own for shape in _shapes(architecture.never_adapted, stage, layers)
+        )
+        or None,
     )
+
+
+def _borders(architecture: Architecture, stages: list[range]) -> tuple[BorderShape, ...] | None:
+    """None: nothing but hidden states goes from stage to stage."""
+    found = [architecture.border(layers.start) for layers in stages]
+    if all(border.width == architecture.hidden_size for border in found):
+        return None
+    return tuple(BorderShape(forward=border.width, backward=border.learnt) for border in found)
 
 
 def stage_shapes(
@@ -85,6 +101,11 @@ def stage_shapes(
         modules: list[nn.Module | None] = [layers[layer] for layer in own]
         modules += [parts[family.embedding]] if stage == 0 else []
         modules += [parts[family.learned_positions]] if stage == 0 and family.learned_positions else []
+        if stage == 0 and architecture.layer_inputs:
+            modules += [getattr(model.base_model, name) for name in PARTS]
+        if architecture.copies > 1:
+            modules += [model.base_model.get_submodule(SPREAD)] if stage == 0 else []
+            modules += [model.base_model.get_submodule(GATHERED)] if stage == stages - 1 else []
         modules += [parts[family.norm]] if stage == stages - 1 else []
         tensors = [
             tensor for module in modules if module for tensor in (*module.parameters(), *module.buffers())
@@ -93,6 +114,8 @@ def stage_shapes(
             tensors.append(head.weight)
         if stage == stages - 1 and head.bias is not None:
             tensors.append(head.bias)
+        if stage == 0 and architecture.layer_inputs:
+            tensors += [*model.base_model.buffers(recurse=False)]  # scales of the layers' inputs
         resident = sum(tensor.nbytes for tensor in tensors) + rotary_bytes
         matrices = [(linear, 1) for linear in architecture.linears if linear.layer in own]
         for stack in architecture.experts:
@@ -128,10 +151,10 @@ def resolve_targets(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
         raise (UnknownTargetModule if unknown else InvalidTarget)(str(error)) from None
 
 
-def _shapes(architecture: Architecture, stage: int, layers: range) -> list[ModuleShape]:
-    """The linear modules of a stage; one entry for the same module in consecutive layers."""
+def _shapes(linears: tuple[Linear, ...], stage: int, layers: range) -> list[ModuleShape]:
+    """Those of ``linears`` that are on a stage; one entry for the same module in consecutive layers."""
     shapes: dict[tuple[str, int, int], list[ModuleShape]] = {}
-    for linear in architecture.linears:
+    for linear in linears:
         if linear.layer not in layers or not linear.adapted:
             continue
         runs = shapes.setdefault((linear.pattern, linear.in_features, linear.out_features), [])

@@ -47,6 +47,8 @@ class Family:
     # Linear modules to which PEFT adds no adapter in models of this type.
     not_adapted: tuple[str, ...] = ()
     experts: ExpertNames | None = None  # of layers whose feed-forward is a mixture
+    copies: str | None = None  # configuration field: how many hidden states go through the layers (``altup``)
+    frozen: str | None = None  # beginning of paths in a layer whose linear modules never get an adapter
 
 
 _AUXILIARY = ("output_router_logits",)
@@ -59,7 +61,11 @@ _GEMMA4 = Family(
     rope_types=("proportional",),
     # PEFT's all-linear takes the router's product, too.
     experts=ExpertNames("", "router", active="top_k_experts", in_peft=("proj",)),
-    without=("hidden_size_per_layer_input", "num_kv_shared_layers", *_AUXILIARY),
+    without=_AUXILIARY,
+)
+# PEFT's adapters on what mixes the copies would be passed over in one of its three products.
+_GEMMA3N = Family(
+    logit_cap="final_logit_softcapping", rotary_by_layer_type=True, copies="altup_num_inputs", frozen="altup."
 )
 # PEFT gives these words, which were modules in former versions of transformers, the stacked experts and their router.
 _EXPERTS = ExpertNames(in_peft=("gate_proj", "up_proj", "down_proj", "gate"))
@@ -119,6 +125,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
     "gemma3_text": Family(logit_cap="final_logit_softcapping", rotary_by_layer_type=True),
+    "gemma3n_text": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "glm": _PLAIN,
     "glm4": _PLAIN,
@@ -187,12 +194,7 @@ def logit_factor_of(family: Family, config: PretrainedConfig) -> float:
     return factor / (float(getattr(config, family.logit_divisor)) if family.logit_divisor else 1.0)
 
 
-_OF_OTHER_STAGES = (
-    "a stage sees neither the keys of earlier layers nor the tokens; use Gemma 4 31B or 26B-A4B, or gemma3"
-)
 REFUSED_OPTIONS: dict[str, str] = {
-    "hidden_size_per_layer_input": _OF_OTHER_STAGES,
-    "num_kv_shared_layers": _OF_OTHER_STAGES,
     "moe_latent_size": "experts behind a narrower projection have not been compared; use Nemotron 3 Nano",
     "clip_qkv": "outputs of its projections would be clipped in place",
     "output_router_logits": "the router's auxiliary loss is a mean over all tokens of a batch, so tasks would change each "
@@ -203,8 +205,6 @@ REFUSED_OPTIONS: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "bloom": "its attention adds a bias by distance, which packed attention does not support",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
-    "gemma3n": "its later layers use keys of earlier ones, and each has an embedding of the tokens: a stage sees neither; "
-    "use gemma3, or Gemma 4 31B or 26B-A4B",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",

@@ -15,8 +15,11 @@ from mlora_worker.frozen.experts import FrozenExperts, SegmentTokens
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.frozen.weight import FrozenWeight
+from mlora_worker.model.altup import Gathered, Spread
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
+from mlora_worker.model.borders import Border, KeysAndValues, still_shared
+from mlora_worker.model.layer_inputs import LayerInputs
 from mlora_worker.model.loss import segment_losses
 from mlora_worker.model.rotary import CosSin, cos_sin
 from mlora_worker.stream.libraries import KERNEL_BYTES
@@ -47,6 +50,9 @@ class Stage:
     linears: dict[str, FrozenLinear]  # of these layers, by the path in the whole model
     dtype: torch.dtype
     device: torch.device
+    layer_inputs: LayerInputs | None = None  # first stage, where layers have inputs of their own
+    spread: Spread | None = None  # first stage, where hidden states have copies
+    gathered: Gathered | None = None  # last stage, the same
     segments: SegmentTokens = field(default_factory=SegmentTokens)  # that routed experts cut their rows by
     recurrence: str | None = None  # what carries states from token to token; None: no layer has one
 
@@ -57,6 +63,16 @@ class Stage:
     @property
     def last(self) -> bool:
         return self.index == self.stages - 1
+
+    @property
+    def entering(self) -> Border:
+        """What of a token comes to this stage."""
+        return self.architecture.border(self.layer_range.start)
+
+    @property
+    def leaving(self) -> Border:
+        """What of a token goes on from this stage."""
+        return self.architecture.border(self.layer_range.stop)
 
     @property
     def experts(self) -> dict[str, FrozenExperts]:
@@ -76,7 +92,7 @@ class Stage:
     @property
     def parameters(self) -> int:
         """Numbers in the frozen weights, however many bytes each takes; a tied head on one stage counts once."""
-        parts = (self.layers, self.embedding, self.positions, self.norm)
+        parts = (self.layers, *self._ends)
         inside = [module for part in parts if part is not None for module in part.modules()]
         weights = [module for module in inside if isinstance(module, FrozenWeight)]
         own = [
@@ -92,6 +108,11 @@ class Stage:
         return sum(tensor.numel() for tensor in own) + sum(math.prod(weight.shape) for weight in weights)
 
     @property
+    def _ends(self) -> tuple[nn.Module | None, ...]:
+        """What there is beside the layers and the head."""
+        return self.embedding, self.positions, self.layer_inputs, self.spread, self.gathered, self.norm
+
+    @property
     def quantised(self) -> bool:
         """Whether matrices become dense for a pass."""
         return any(isinstance(one, QuantisedWeight) for one in self.layers.modules())
@@ -99,53 +120,88 @@ class Stage:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the frozen weights, and of a library's kernels; a tied head on one stage counts once."""
-        parts = (self.rotary, self.embedding, self.positions, self.norm, self.head_weight)
+        parts = (self.rotary, *self._ends, self.head_weight)
         whole = nn.ModuleList([self.layers, *(part for part in parts if part is not None)])
         tensors = (*whole.parameters(), *whole.buffers())
         kernels = 0 if self.products == FrozenWeight.library else KERNEL_BYTES
         return sum({t.data_ptr(): t.nbytes for t in tensors}.values()) + kernels
 
     def embed(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """[tokens] -> [tokens, size]."""
+        """[tokens] -> [tokens, entering.width]."""
         assert self.embedding is not None
         hidden: Tensor = self.embedding(token_ids)
         if self.embedding_factor != 1:
             hidden = hidden * self.embedding_factor
-        return hidden if self.positions is None else hidden + self.positions(rows.position_ids[0])
+        if self.positions is not None:
+            hidden = hidden + self.positions(rows.position_ids[0])
+        self.segments.counts = rows.segments
+        inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, hidden)
+        if self.spread is not None:
+            hidden = self.spread(hidden)
+        return self.entering.joined(hidden, inputs)
 
     def run_layers(
-        self, hidden: Tensor, rows: PackedRows, recompute: Callable[[], None] | None = None
+        self, states: Tensor, rows: PackedRows, recompute: Callable[[], None] | None = None
     ) -> Tensor:
-        """[tokens, size] -> [tokens, size] through this stage's decoder layers.
+        """[tokens, entering.width] -> [tokens, leaving.width], which are hidden states and nothing else in most models; see
+        ``through_layers``."""
+        learnt, inputs = self.entering.divided(states)
+        return self.leaving.joined(self.through_layers(learnt, inputs, rows, recompute), inputs)
+
+    def through_layers(
+        self,
+        learnt: Tensor,
+        inputs: Tensor | None,
+        rows: PackedRows,
+        recompute: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """[tokens, entering.learnt] -> [tokens, leaving.learnt] through this stage's decoder layers. ``inputs`` [tokens,
+        entering.inputs]: those of these layers, then of later ones.
 
         ``recompute``: keep only each layer's input for the backward, which runs the layer once more; it is called before
         every layer, also then, so that the layer sees the same adapters.
         """
-        hidden = hidden[None]
+        hidden, keys = self.entering.unpacked(learnt)
         embeddings: dict[str | None, CosSin | None] = {
             kind: None if self.rotary is None else cos_sin(self.rotary, hidden, rows, kind)
             for kind in dict.fromkeys(self.layer_types)
         }
+        size, shared = self.architecture.layer_inputs, self.architecture.shared_keys
+        more: list[dict[str, Tensor]] = [
+            {} if inputs is None else {"per_layer_input": inputs[None, :, at * size : (at + 1) * size]}
+            for at in range(len(self.layers))
+        ]
 
-        def run(layer: nn.Module, kind: str | None, hidden: Tensor) -> Tensor:
+        def run(
+            at: int, hidden: Tensor, keys: dict[str, KeysAndValues]
+        ) -> tuple[Tensor, dict[str, KeysAndValues]]:
             if recompute is not None:
                 recompute()
             self.segments.counts = rows.segments
-            output: Tensor | tuple[Tensor, ...] = layer(
+            known = dict(keys)
+            output: Tensor | tuple[Tensor, ...] = self.layers[at](
                 hidden,
                 attention_mask=None,
                 position_ids=rows.position_ids,
-                position_embeddings=embeddings[kind],
+                position_embeddings=embeddings[self.layer_types[at]],
                 packed=rows,
+                **more[at],
+                **({"shared_kv_states": known} if shared else {}),
             )
-            return output[0] if isinstance(output, tuple) else output
+            used = still_shared(shared, self.layer_range[at] + 1)
+            left = {one.kind: known[one.kind] for one in used}
+            return output[0] if isinstance(output, tuple) else output, left
 
-        for layer, kind in zip(self.layers, self.layer_types, strict=True):
+        for at in range(len(self.layers)):
             if recompute is None:
-                hidden = run(layer, kind, hidden)
+                hidden, keys = run(at, hidden, keys)
             else:
-                hidden = checkpoint(run, layer, kind, hidden, use_reentrant=False, preserve_rng_state=False)
-        return hidden[0]
+                hidden, keys = checkpoint(
+                    run, at, hidden, keys, use_reentrant=False, preserve_rng_state=False
+                )
+        if self.gathered is not None:
+            hidden = self.gathered(hidden)
+        return self.leaving.packed(hidden, keys)
 
     @torch.no_grad()
     def input_groups(self) -> tuple[tuple[str, ...], ...]:
@@ -162,8 +218,8 @@ class Stage:
 
         hooks = [module.register_forward_pre_hook(watch) for module in self.linears.values()]
         try:
-            size = self.architecture.hidden_size
-            hidden = torch.ones(_PROBED_TOKENS, size, dtype=self.dtype, device=self.device)
+            width = self.entering.width
+            hidden = torch.ones(_PROBED_TOKENS, width, dtype=self.dtype, device=self.device)
             self.run_layers(hidden, PackedRows((_PROBED_TOKENS,), self.device))
         finally:
             for hook in hooks:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
@@ -97,6 +98,18 @@ class SteadyGemma4Norm(Gemma4RMSNorm):  # type: ignore[misc]  # transformers' cl
         return hidden_states * torch.rsqrt(hidden_states.square().mean(-1, keepdim=True) + self.eps)
 
 
+class SteadyGemma3nNorm(Gemma3nRMSNorm):  # type: ignore[misc]
+    """The same."""
+
+    _norm = SteadyGemma4Norm._norm
+
+
+_NORMS: dict[type[nn.Module], type[nn.Module]] = {
+    Gemma3nRMSNorm: SteadyGemma3nNorm,
+    Gemma4RMSNorm: SteadyGemma4Norm,
+}
+
+
 class _Torch:
     """torch, with another sigmoid: what attention with a gate calls."""
 
@@ -112,8 +125,8 @@ def make_steady(model: PreTrainedModel) -> None:
         for name, child in module.named_children():
             if type(child) in _SILU:
                 setattr(module, name, SteadySilu())
-        if type(module) is Gemma4RMSNorm:
-            module.__class__ = SteadyGemma4Norm
+        if type(module) in _NORMS:
+            module.__class__ = _NORMS[type(module)]
         if type(module) in _WITH_GATES:
             forward = inspect.unwrap(type(module).forward)
             module.__class__ = calling(type(module), forward, "torch", _Torch())

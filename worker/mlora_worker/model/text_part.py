@@ -63,6 +63,7 @@ TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     "cohere2_vision": {"cohere2": _COHERE2},
     # The whole model does not cap logits, whatever its text part's configuration says.
     "gemma3": {"gemma3_text": replace(FAMILIES["gemma3_text"], logit_cap=None)},
+    "gemma3n": {"gemma3n_text": FAMILIES["gemma3n_text"]},
     "gemma4": {"gemma4_text": FAMILIES["gemma4_text"]},
     "glm4v": {"glm4v_text": _PLAIN},
     "glm4v_moe": {"glm4v_moe_text": FAMILIES["glm4_moe"]},

@@ -82,14 +82,13 @@ def _measure(
     labels = ids.clone()
     labels[: tokens // 3] = -100
 
-    def states() -> torch.Tensor:
-        size = stage.architecture.hidden_size
-        return torch.randn(tokens, size, generator=generator).to(stage.device, stage.dtype)
+    def states(width: int) -> torch.Tensor:
+        return torch.randn(tokens, width, generator=generator).to(stage.device, stage.dtype)
 
     engine.forward(
         Train(number=number, segments=(segment,)),
         token_ids=ids if stage.first else None,
-        hidden=None if stage.first else states(),
+        hidden=None if stage.first else states(stage.entering.width),
         labels=labels if stage.last else None,
     )
-    engine.backward(number, None if stage.last else states())
+    engine.backward(number, None if stage.last else states(stage.leaving.learnt))

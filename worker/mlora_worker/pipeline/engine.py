@@ -35,8 +35,8 @@ from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
 class _Flight:
     """A microbatch between its forward and its backward."""
 
-    input: Tensor  # leaf; requires a gradient but on stage 0
-    output: Tensor  # hidden states, or the sum of all losses on the last stage
+    input: Tensor  # what gradients go back for: a leaf; requires one but on stage 0
+    output: Tensor  # what gradients come back for, or the sum of all losses on the last stage
     segments: tuple[Segment, ...]
     tasks: tuple[LoadedTask, ...]
 
@@ -130,8 +130,8 @@ class StageEngine:
     ) -> Forwarded:
         """Settle the segments, then run one microbatch.
 
-        token_ids [tokens] int64 on stage 0, hidden [tokens, size] on the others; labels [tokens] int64 on the
-        last: the target at each position, -100 where nothing is predicted.
+        token_ids [tokens] int64 on stage 0, hidden [tokens, ``Stage.entering.width``] on the others; labels [tokens] int64
+        on the last: the target at each position, -100 where nothing is predicted.
         """
         if item.number in self._flights:
             raise OutOfOrder(f"microbatch {item.number} is already in flight")
@@ -142,19 +142,20 @@ class StageEngine:
         rows = _packed(item.segments, stage.device)
         if stage.first:
             assert token_ids is not None
-            source = stage.embed(to_device(token_ids, stage.device), rows)
+            source, inputs = stage.entering.divided(stage.embed(to_device(token_ids, stage.device), rows))
         else:
             assert hidden is not None
-            source = hidden.detach().to(stage.device, stage.dtype).requires_grad_()
+            source, inputs = stage.entering.divided(hidden.detach().to(stage.device, stage.dtype))
+            source = source.detach().requires_grad_()
         if len(source) != rows.tokens:
             raise OutOfOrder(f"microbatch {item.number} has {len(source)} tokens, its segments {rows.tokens}")
 
         bind = self._binder(item.segments, tasks)
         bind()
-        output = stage.run_layers(source, rows, bind if self._recompute else None)
+        output = stage.through_layers(source, inputs, rows, bind if self._recompute else None)
         if not stage.last:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
-            return Forwarded(hidden=output.detach())
+            return Forwarded(hidden=stage.leaving.joined(output.detach(), inputs))
         assert labels is not None
         parts = summed_parts(item.segments)
         sums = stage.losses(output, labels, parts, position_weights(item.segments), rows.segments)
@@ -215,7 +216,8 @@ class StageEngine:
         return stage.logits(stage.run_layers(stage.embed(token_ids.to(stage.device), rows), rows))
 
     def backward(self, number: int, grad: Tensor | None) -> Backwarded:
-        """Backward of microbatch ``number``; grad [tokens, size] of its output, None on the last stage."""
+        """Backward of microbatch ``number``; grad [tokens, ``Stage.leaving.learnt``] of its output, None on the last
+        stage."""
         flight = self._flights.pop(number)
         # On stage 0 nothing below the lowest adapted module has a graph, and without adapters there is none
         # at all.
@@ -246,10 +248,9 @@ class StageEngine:
         if self._aside.is_counted:
             give_back_small_blocks()
 
-    def blank(self, tokens: int) -> Tensor:
-        """[tokens, size] zeros: what travels in the place of hidden states or gradients that could not be computed."""
-        stage = self.stage
-        return torch.zeros(tokens, self._facts.hidden_size, dtype=stage.dtype, device=stage.device)
+    def blank(self, tokens: int, width: int) -> Tensor:
+        """[tokens, width] zeros: what travels in the place of what could not be computed."""
+        return torch.zeros(tokens, width, dtype=self.stage.dtype, device=self.stage.device)
 
     def _task(self, task: str) -> LoadedTask:
         try:

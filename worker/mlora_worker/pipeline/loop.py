@@ -58,7 +58,7 @@ class _Passing:
 
     item: Train
     faults: int  # of this rank
-    arrived: Tensor | None  # hidden states from the former stage; None on rank 0
+    arrived: Tensor | None  # from the former stage; None on rank 0
 
 
 class StageLoop:
@@ -141,7 +141,7 @@ class StageLoop:
                 out = self._attempt(item.number, Phase.FORWARD, forward)
             passing.faults += out is None
         if not self._last:
-            hidden = out.hidden if out is not None else self._blank(item, entry.hidden)
+            hidden = out.hidden if out is not None else self._blank_forward(item, entry.hidden)
             assert hidden is not None
             self._neighbours.send_forward(hidden)
             return
@@ -165,7 +165,7 @@ class StageLoop:
             self._of_task(item.number, item.task, Phase.EVALUATE, work)
         out = found[0] if found else None
         if not self._last:
-            hidden = out.hidden if out is not None else self._blank(item, entry.hidden)
+            hidden = out.hidden if out is not None else self._blank_forward(item, entry.hidden)
             assert hidden is not None
             self._neighbours.send_forward(hidden)
         elif out is not None:
@@ -193,15 +193,24 @@ class StageLoop:
             self._on_returned(number, stats)
             return
         spare = gradient if gradient is not None else passing.arrived
-        below = out.gradient if out is not None else self._blank(passing.item, spare)
+        below = out.gradient if out is not None else self._blank_backward(passing.item, spare)
         assert below is not None
         self._neighbours.send_backward(below, stats)
 
-    def _blank(self, item: Train | Evaluate, spare: Tensor | None) -> Tensor:
-        """[tokens, size] zeros, which travel in the place of what could not be computed. ``spare`` has this shape and is of
-        no use any more: it is taken, since memory may be what lacks. Rank 0 alone has none.
+    def _blank_forward(self, item: Train | Evaluate, spare: Tensor | None) -> Tensor:
+        return self._blank(item, self._engine.stage.leaving.width, spare)
+
+    def _blank_backward(self, item: Train, spare: Tensor | None) -> Tensor:
+        return self._blank(item, self._engine.stage.entering.learnt, spare)
+
+    def _blank(self, item: Train | Evaluate, width: int, spare: Tensor | None) -> Tensor:
+        """[tokens, width] zeros, which travel in the place of what could not be computed. ``spare`` is of no use any more:
+        it is taken where it is large enough, since memory may be what lacks. Rank 0 alone has none.
         """
-        return self._engine.blank(item.tokens) if spare is None else spare.detach().zero_()
+        numbers = item.tokens * width
+        if spare is None or spare.numel() < numbers:
+            return self._engine.blank(item.tokens, width)
+        return spare.detach().reshape(-1)[:numbers].view(item.tokens, width).zero_()
 
     def _checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint.update is not None:

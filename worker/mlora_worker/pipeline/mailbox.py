@@ -28,7 +28,7 @@ class Entry:
 
     item: Item
     token_ids: Tensor | None = None  # [tokens], stage 0
-    hidden: Tensor | None = None  # [tokens, hidden], stages > 0
+    hidden: Tensor | None = None  # [tokens, width], stages > 0
     labels: Tensor | None = None  # [tokens], last stage; -100 where nothing is predicted
     state: Mapping[str, Tensor] | None = (
         None  # with a Load that takes a task up: this stage's part of its state

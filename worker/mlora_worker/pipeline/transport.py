@@ -1,10 +1,11 @@
 """Hidden states and gradients between neighbouring stages, over torch.distributed.
 
-Forward, s -> s+1: the hidden states [tokens, hidden]. Backward, s+1 -> s: their gradient of the same shape, and a small
-float64 tensor [segments, 3] of (loss sum, squared gradient norm, faults) that gathers on its way up. Each direction is a
-channel of its own: first in, first out, one thread that sends and one that receives, so that communication overlaps with
-computing and a slow neighbour blocks nobody but itself. What belongs to one message is handed to the backend at once, and
-waited for together: one after the other, the second would start when a thread has woken up on either side.
+Forward, s -> s+1: the hidden states [tokens, width], with what else later layers need (``model/borders.py``). Backward, s+1
+-> s: the gradient of what has one, mostly of all of it, and a small float64 tensor [segments, STATS] of (loss sum, squared
+gradient norm, faults, ...) that gathers on its way up. Each direction is a channel of its own: first in, first out, one
+thread that sends and one that receives, so that communication overlaps with computing and a slow neighbour blocks nobody
+but itself. What belongs to one message is handed to the backend at once, and waited for together: one after the other, the
+second would start when a thread has woken up on either side.
 
 gloo carries CPU tensors (CUDA tensors are staged through the host), NCCL carries CUDA tensors, each thread on its own lane
 (``lanes.py``).
@@ -50,13 +51,13 @@ STATS = 3 + REWARDS
 @dataclass(frozen=True, slots=True)
 class ForwardMessage:
     number: int
-    hidden: Tensor  # [tokens, hidden]
+    hidden: Tensor  # [tokens, width]
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardMessage:
     number: int
-    gradient: Tensor  # [tokens, hidden]
+    gradient: Tensor  # [tokens, width]
     stats: Tensor  # [segments, STATS] float64, on the device
 
 
@@ -68,7 +69,8 @@ class Transport:
         *,
         rank: int,
         world: int,
-        hidden_size: int,
+        forward_width: int,
+        backward_width: int,
         dtype: torch.dtype,
         device: torch.device,
         backend: Backend,
@@ -77,9 +79,11 @@ class Transport:
         on_error: Callable[[Exception], None],
         announced: bool | None = None,
     ) -> None:
-        """``announced``: a byte goes before each tensor; None: as the backend needs it."""
+        """``forward_width``: numbers of a token that come from the former stage; ``backward_width``: from the next one.
+        ``announced``: a byte goes before each tensor; None: as the backend needs it."""
         self._rank, self._world = rank, world
-        self._hidden, self._dtype, self._device = hidden_size, dtype, device
+        self._forward_width, self._backward_width = forward_width, backward_width
+        self._dtype, self._device = dtype, device
         self._lanes, self._staged = device_of(device), backend == "gloo"
         self._deliver_forward, self._deliver_backward = deliver_forward, deliver_backward
         self._on_error = on_error
@@ -97,7 +101,7 @@ class Transport:
                     self._channels[direction, stage] = self._open(wire, word, f"{direction}-{stage}")
 
     def send_forward(self, hidden: Tensor) -> None:
-        """Queue hidden states [tokens, hidden] for the next stage; returns at once."""
+        """Queue hidden states [tokens, width] for the next stage; returns at once."""
         ready, peer = self._lanes.mark(), self._rank + 1
         self._put("forward", self._rank, lambda line: line.send((hidden,), peer, ready))
         self.payload_bytes += hidden.numel() * hidden.element_size()
@@ -111,7 +115,7 @@ class Transport:
 
     def expect_forward(self, number: int, tokens: int) -> None:
         """Post the receive of a microbatch's hidden states from the former stage."""
-        peer, expected = self._rank - 1, ((tokens, self._hidden), self._dtype)
+        peer, expected = self._rank - 1, ((tokens, self._forward_width), self._dtype)
 
         def job(line: Line) -> None:
             self._deliver_forward(ForwardMessage(number, *line.receive((expected,), peer)))
@@ -121,7 +125,7 @@ class Transport:
     def expect_backward(self, number: int, tokens: int, segments: int) -> None:
         """Post the receive of a microbatch's gradient from the next stage."""
         peer = self._rank + 1
-        expected = ((tokens, self._hidden), self._dtype), ((segments, STATS), torch.float64)
+        expected = ((tokens, self._backward_width), self._dtype), ((segments, STATS), torch.float64)
 
         def job(line: Line) -> None:
             self._deliver_backward(BackwardMessage(number, *line.receive(expected, peer)))

@@ -94,7 +94,14 @@ from mlora_worker.protocol.message import (
     ModelUri,
     ObjectName,
 )
-from mlora_worker.protocol.model import ExpertShape, ModelFacts, ModelSource, ModuleShape, StageReport
+from mlora_worker.protocol.model import (
+    BorderShape,
+    ExpertShape,
+    ModelFacts,
+    ModelSource,
+    ModuleShape,
+    StageReport,
+)
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
 from mlora_worker.protocol.objective import (
     LOSSES_OF,
@@ -213,6 +220,7 @@ __all__ = [
     "Addressing",
     "Alpha",
     "Amount",
+    "BorderShape",
     "Checksums",
     "ColumnName",
     "ConfigKey",

@@ -14,6 +14,7 @@ from mlora_worker.bounds import (
     MOST_MODULES,
     MOST_PARTS,
     MOST_PATHS,
+    MOST_STAGES,
     Amount,
     Layer,
     Layers,
@@ -77,6 +78,13 @@ class ExpertShape(Message):
         return None if self.path is None else self.path.replace("*", str(layer), 1)
 
 
+class BorderShape(Message):
+    """What comes to a stage of each token. Of the first stage: from its own embedding."""
+
+    forward: Width = Field(description="Numbers that come forward.")
+    backward: Width = Field(description="Of them, those that gradients go back for.")
+
+
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
@@ -97,6 +105,17 @@ class ModelFacts(Message):
     # From report format 9 on, or left out:
     experts: Annotated[tuple[ExpertShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None = (
         Field(default=None, description="Routed experts, of which a token goes through some.")
+    )
+    # From report format 14 on, or left out:
+    borders: Annotated[tuple[BorderShape, ...], Field(max_length=MOST_STAGES, fail_fast=True)] | None = Field(
+        default=None,
+        description="What comes to each stage, where that is more than a hidden state of each token.",
+    )
+    never_adapted: (
+        Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None
+    ) = Field(
+        default=None,
+        description="Linear modules that get no adapter, though all-linear of PEFT means them.",
     )
 
     @model_validator(mode="after")

@@ -290,11 +290,15 @@ class Report(Message):
         if self.facts is not None and self.stages:
             stages = [module.stage for module in self.facts.modules]
             stages += [shape.stage for shape in self.facts.experts or ()]
+            stages += [module.stage for module in self.facts.never_adapted or ()]
             far = max(stages, default=-1)
             if far >= len(self.stages):
                 raise ValueError(
                     f"facts: a module is on stage {far}, and there are {len(self.stages)} stages"
                 )
+            borders = self.facts.borders
+            if borders is not None and len(borders) != len(self.stages):
+                raise ValueError(f"facts: {len(borders)} borders, and there are {len(self.stages)} stages")
         return self
 
     def as_understood_by(self, format: int) -> Report:
@@ -315,6 +319,9 @@ class Report(Message):
             shapes = tuple(shape.model_copy(update=unknown) for shape in known.facts.experts)
             facts = known.facts.model_copy(update={"experts": None if format < 9 else shapes})
             known = known.model_copy(update={"facts": facts})
+        if format < 14 and known.facts is not None:
+            new = {"borders": None, "never_adapted": None}
+            known = known.model_copy(update={"facts": known.facts.model_copy(update=new)})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

@@ -122,7 +122,7 @@ class FirstRank:
         architecture = read_architecture(folder)
         facts = facts_of(architecture, config.stages, getattr(torch, config.model.dtype))
         stage = load_own_stage(config, 0, files, self._device)
-        transport = open_transport(config, 0, facts, self._device, backend, mailbox)
+        transport = open_transport(config, stage, self._device, backend, mailbox)
 
         def sampled(sample: MemorySample) -> None:
             with self._changed:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mlora_worker.coordinator.http.server import health_app, serve_in_thread
-from mlora_worker.model.facts import model_facts
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.frames import Header, Payload
 from mlora_worker.pipeline.hello import Membership, Trust
@@ -76,9 +75,8 @@ def run_later_rank(
     backend = choose_backend(config, device)
     rendezvous_if_needed(config, rank, spoke.run_id, backend)
     files = open_model(config)
-    facts = model_facts(files.folder(), config.stages, getattr(torch, config.model.dtype))
     stage = load_own_stage(config, rank, files, device)
-    transport = open_transport(config, rank, facts, device, backend, mailbox)
+    transport = open_transport(config, stage, device, backend, mailbox)
     engine = measured_engine(
         config,
         stage,

@@ -21,7 +21,6 @@ from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
 from mlora_worker.pipeline.trace import SpanRecorder
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import (
-    ModelFacts,
     Report,
     WorkerConfig,
 )
@@ -74,16 +73,16 @@ def choose_backend(config: WorkerConfig, device: torch.device) -> Backend:
 
 def open_transport(
     config: WorkerConfig,
-    rank: int,
-    facts: ModelFacts,
+    stage: Stage,
     device: torch.device,
     backend: Backend,
     mailbox: Mailbox,
 ) -> Transport:
     return Transport(
-        rank=rank,
+        rank=stage.index,
         world=config.stages,
-        hidden_size=facts.hidden_size,
+        forward_width=stage.entering.width,
+        backward_width=stage.leaving.learnt,
         dtype=getattr(torch, config.model.dtype),
         device=device,
         backend=backend,

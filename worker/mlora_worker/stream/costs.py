@@ -62,7 +62,7 @@ def stage_costs(
     stages.
     """
     per_token = [0.0] * stages
-    for module in facts.modules:
+    for module in (*facts.modules, *(facts.never_adapted or ())):
         per_token[module.stage] += float(module.in_features) * module.out_features * module.count
     for shape in facts.experts or ():
         cost = expert_cost(facts.hidden_size, shape.experts, shape.active, shape.width)

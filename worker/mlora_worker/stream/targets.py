@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TypeVar
 
@@ -30,12 +29,10 @@ from mlora_worker.stream.entries import Misfit as Misfit
 from mlora_worker.stream.modules import Module, adaptable_of, file_path, modules_of, parameters_of
 from mlora_worker.stream.parameters import chosen_parameters
 from mlora_worker.stream.patterns import is_name
+from mlora_worker.stream.unknown import ALL_LINEAR as ALL_LINEAR
+from mlora_worker.stream.unknown import never_adapted, unknown_entries
 
-ALL_LINEAR = "all-linear"
 EVERY_LINEAR = ".*"  # a pattern: the linear modules that there are, whatever PEFT calls so
-_NAMES_TOLD = 12
-_COMPARED, _LONGEST_NAME = 8, 64  # entries that are compared with real names, and characters of each
-_OUTSIDE = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe")
 
 _Figure = TypeVar("_Figure", int, float)
 
@@ -257,6 +254,13 @@ def _asked(
                 f"a router gets no adapter here: name the modules, such as [{', '.join(names)}], and the experts in "
                 "targetParameters",
             )
+        if facts.never_adapted:
+            names = dict.fromkeys(module.name for module in modules)
+            raise Misfit(
+                FailureReason.INVALID_SPEC,
+                f"targetModules: in PEFT, {ALL_LINEAR} adapts {shown(never_adapted(facts))} of this model, too, which "
+                f"gets no adapter here: name the modules, such as [{', '.join(names)}]",
+            )
         return (1 << len(modules)) - 1
     expert_names = _expert_names(facts, lora.type)
     routed = [entry for entry in asked if is_name(entry) and entry.rpartition(".")[2] in expert_names]
@@ -271,7 +275,10 @@ def _asked(
         raise Misfit(FailureReason.INVALID_SPEC, told)
     unknown = [entry for entry in dict.fromkeys(lora.target_modules) if not asked[entry]]
     if unknown:
-        told = _unknown("targetModules", unknown, modules)
+        told = unknown_entries("targetModules", unknown, modules)
+        never = never_adapted(facts)
+        if any(entry.rpartition(".")[2] in never for entry in unknown):
+            told += f"; {shown(never)} gets no adapter: it stays the base's for all tasks"
         if facts.experts:
             told += "; routed experts belong in targetParameters, and a router gets no adapter"
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, told)
@@ -327,7 +334,7 @@ def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], facts: ModelFacts)
                 f"excludeModules: {shown([entry])} is of the routed experts, of which only those in targetParameters get "
                 f"an adapter: remove it, and name there what should have one, such as {experts[0]}",
             )
-        raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
+        raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, unknown_entries("excludeModules", [entry], modules))
     kept = chosen & ~_union(excluded.values())
     if chosen and not kept:
         raise Misfit(FailureReason.INVALID_SPEC, "excludeModules excludes all of targetModules")
@@ -349,7 +356,7 @@ def _figures(
         found, figure = matched[key] & chosen, pattern[key]
         if not found:
             raise Misfit(
-                FailureReason.UNKNOWN_TARGET_MODULE, _unknown(field, [key], _picked(modules, chosen))
+                FailureReason.UNKNOWN_TARGET_MODULE, unknown_entries(field, [key], _picked(modules, chosen))
             )
         for former, other, there in own:
             if other != figure and there & found:
@@ -374,26 +381,3 @@ def _positions(chosen: Chosen) -> list[int]:
 
 def _picked(modules: Sequence[Module], chosen: Chosen) -> list[Module]:
     return [modules[at] for at in _positions(chosen)]
-
-
-def _unknown(field: str, entries: Sequence[str], modules: Sequence[Module]) -> str:
-    """What matches nothing, with the names that are nearest, or all of them where they are few."""
-    names = tuple(dict.fromkeys(module.name for module in modules))
-    told = f"{field}: {shown(entries)} is not a linear module of the model's decoder layers"
-    if any(entry.rpartition(".")[2] in _OUTSIDE for entry in entries):
-        told += (
-            " (the head and the embeddings never get an adapter: they hold for all tasks as they are; for new tokens train "
-            "the base's embeddings first, and serve that base)"
-        )
-    near = [
-        near
-        for entry in entries[:_COMPARED]
-        for near in get_close_matches(entry.rpartition(".")[2][:_LONGEST_NAME], names, n=2, cutoff=0.6)
-    ]
-    if near:
-        told += f"; did you mean {' or '.join(dict.fromkeys(near))}?"
-    listed = ", ".join(names[:_NAMES_TOLD]) + (", ..." if len(names) > _NAMES_TOLD else "")
-    told += f"; there are {listed} (or {ALL_LINEAR})"
-    if any(not is_name(entry) for entry in entries):
-        told += f"; a pattern must match a whole path such as {modules[0].path}"
-    return told

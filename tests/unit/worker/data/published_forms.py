@@ -352,7 +352,9 @@ FORMS = (
     *(
         Form(name, model_type, _GEMMA, ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>"), "<eos>",
              "two<end_of_turn>", "two<end_of_turn>four<end_of_turn>", bos="<bos>")
-        for name, model_type in (("Gemma", "gemma"), ("Gemma 2", "gemma2"), ("Gemma 3", "gemma3_text"))
+        for name, model_type in (
+            ("Gemma", "gemma"), ("Gemma 2", "gemma2"), ("Gemma 3", "gemma3_text"), ("Gemma 3n", "gemma3n_text"),
+        )
     ),
     Form("Phi-3", "phi3", _PHI3, ("<s>", "<|endoftext|>"), "<|endoftext|>", "two<|end|>", "two<|end|>four<|end|>",
          bos="<s>", takes_white_space=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), vocabulary="pieces"),

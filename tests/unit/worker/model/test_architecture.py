@@ -157,9 +157,28 @@ def tiny(model_type: str, **options: Any) -> Any:
             "text part of this llava model is of type gpt2.*; supported types: llama, mistral, qwen2",
         ),
         (
-            "embeddings of each layer",
-            AutoConfig.for_model("gemma4", text_config={"num_kv_shared_layers": 2}, vision_config=None),
-            "gemma4 with hidden_size_per_layer_input 256, num_kv_shared_layers 2 is not supported: .* use Gemma 4 31B",
+            "a packed projection to inputs of layers",
+            AutoConfig.for_model(
+                "gemma3n_text",
+                num_hidden_layers=5,
+                num_kv_shared_layers=0,
+                quantization_config={"quant_method": "fp8"},
+            ),
+            "a quantised checkpoint of gemma3n_text .* with model.quantization",
+        ),
+        (
+            "keys shared without inputs",
+            AutoConfig.for_model(
+                "gemma4_text", num_hidden_layers=12, num_kv_shared_layers=6, hidden_size_per_layer_input=0
+            ),
+            "num_kv_shared_layers without hidden_size_per_layer_input",
+        ),
+        (
+            "keys that no layer makes",
+            AutoConfig.for_model(
+                "gemma4", text_config={"num_hidden_layers": 6, "num_kv_shared_layers": 6}, vision_config=None
+            ),
+            "layer 0 uses keys .* num_kv_shared_layers in config.json is too large",
         ),
         ("another tower", AutoConfig.for_model("paligemma"), "paligemma is not supported"),
         ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),

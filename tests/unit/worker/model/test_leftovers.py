@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.errors import UnsupportedModel
 from mlora_worker.model.load import load_stage
+from tests.fixtures.model_options import VARIANTS
 
 CPU = torch.device("cpu")
 ROW = torch.tensor([5, 17, 3, 80, 11])
@@ -137,3 +138,17 @@ def test_what_transformers_drops_without_harm_is_named_in_the_log(small_model: A
     assert said.startswith(
         "3 stored tensors do not belong to a model of type llama and are ignored: model.layers.0."
     )
+
+
+def test_keys_of_layers_that_use_those_of_others_are_dropped_without_a_word(
+    small_model: Any, caplog: Any
+) -> None:
+    """Published files have them; nothing reads them, in transformers neither."""
+    model_type, options = VARIANTS["gemma4_text, keys shared"]
+    saved = small_model(model_type, **options)
+    unused = {f"model__layers__2__self_attn__{name}__weight": torch.ones(2) for name in ("k_proj", "v_norm")}
+    files = stored(saved, model__layers__9__self_attn__k_proj__weight=torch.ones(2), **unused)
+    torch.testing.assert_close(logits(files, saved.folder, 2), theirs(saved.folder), rtol=1e-5, atol=1e-5)
+    (said,) = [one.message for one in caplog.records if one.name == "mlora_worker.model.load"]
+    assert said.startswith("1 stored tensors do not belong")
+    assert "layers.9" in said

@@ -47,6 +47,9 @@ from tests.fixtures.model_options import FAMILY, VARIANTS
         "granitemoehybrid",
         "lfm2_moe",
         "gemma4_text of experts",
+        "gemma3n_text",
+        "gemma4_text, keys shared",
+        "gemma4_text, inputs of layers alone",
         "hunyuan_v1_moe",
         "minimax_m2",
         "ernie4_5_moe",
@@ -63,7 +66,7 @@ def test_the_bytes_are_those_that_a_loaded_stage_measures(
     small_model: Any, model_type: str, tied: bool
 ) -> None:
     model_type, options = VARIANTS.get(model_type, (model_type, FAMILY.get(model_type, {})))
-    saved = small_model(model_type, **(options | {"tie_word_embeddings": tied}), num_hidden_layers=4)
+    saved = small_model(model_type, **({"num_hidden_layers": 4} | options | {"tie_word_embeddings": tied}))
     for stages in (1, 3):  # one that is all, and a first, an inner and a last
         shapes = stage_shapes(saved.folder, stages, torch.bfloat16)
         assert [shape.stage for shape in shapes] == list(range(stages))
@@ -101,13 +104,24 @@ def test_weights_of_another_library_take_its_kernels_more(small_model: Any, tied
 )
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe", "gemma4_text of experts", "llama4_text"],
+    [
+        "llama",
+        "gpt2",
+        "gemma3",
+        "lfm2",
+        "qwen3_5",
+        "qwen3_moe",
+        "gemma4_text of experts",
+        "gemma3n_text",
+        "gemma4_text, keys shared",
+        "llama4_text",
+    ],
 )
 def test_so_are_the_bytes_of_a_quantised_stage(
     small_model: Any, asked: Quantization, model_type: str
 ) -> None:
     model_type, options = VARIANTS.get(model_type, (model_type, FAMILY.get(model_type, {})))
-    saved = small_model(model_type, num_hidden_layers=4, **options)
+    saved = small_model(model_type, **({"num_hidden_layers": 4} | options))
     freeze = freeze_of(asked)
     assert freeze is not None
     for shape in stage_shapes(saved.folder, 2, torch.bfloat16, asked):

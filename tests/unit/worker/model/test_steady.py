@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from mlora_worker.frozen.linear import freeze_linears
 from mlora_worker.model.fused import FusedGatedMLP, _SiluTimes, fuse
-from mlora_worker.model.steady import SteadyGemma4Norm, SteadySilu, in_parts, steady_sigmoid
+from mlora_worker.model.steady import (
+    SteadyGemma3nNorm,
+    SteadyGemma4Norm,
+    SteadySilu,
+    in_parts,
+    steady_sigmoid,
+)
 
 ROWS, MORE = 101, (102, 205, 377)
 
@@ -78,11 +86,16 @@ def test_they_are_torchs_functions(dtype: torch.dtype) -> None:
     assert torch.equal(shaped[0].squeeze(1), with_gradient(SteadySilu(), x)[0])
 
 
-def test_gemma_4s_norm_of_a_token_and_its_gradient_do_not_depend_on_the_others() -> None:
-    norm = Gemma4RMSNorm(40)
+@pytest.mark.parametrize(
+    ("theirs", "steady"), [(Gemma3nRMSNorm, SteadyGemma3nNorm), (Gemma4RMSNorm, SteadyGemma4Norm)]
+)
+def test_gemmas_norm_of_a_token_and_its_gradient_do_not_depend_on_the_others(
+    theirs: Any, steady: type[nn.Module]
+) -> None:
+    norm = theirs(40)
     x = drawn(ROWS, 40, torch.float32)
     wanted = with_gradient(norm, x)
-    norm.__class__ = SteadyGemma4Norm
+    norm.__class__ = steady
     alone = with_gradient(norm, x)
     for found, one in zip(alone, wanted, strict=True):
         torch.testing.assert_close(found, one)

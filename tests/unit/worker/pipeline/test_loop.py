@@ -23,6 +23,7 @@ from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.transport import STATS, BackwardMessage
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload, Update
+from tests.fixtures.model_options import VARIANTS
 
 META = torch.device("meta")
 IDS = torch.arange(12)
@@ -269,3 +270,34 @@ def test_what_concerns_one_task_is_told_by_its_name(stages: Any, phase: Phase) -
     sent = run(odd(stage, phase), load("a"), Entry(Save(number=7, task="a")))
     assert [fault.task for fault in sent.faults] == ["a"] * (2 if phase is Phase.LOAD else 1)
     assert sent.exported == {}
+
+
+@pytest.fixture
+def shared(small_model: Any) -> list[Stage]:
+    """Of a model whose later layers need keys of earlier ones and inputs of their own."""
+    model_type, options = VARIANTS["gemma4_text, keys shared"]
+    saved = small_model(model_type, **options)
+    cpu = torch.device("cpu")
+    return [load_stage(saved.folder, saved, index, 3, torch.float32, cpu) for index in range(3)]
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_zeros_have_the_shape_that_each_neighbour_expects(
+    shared: list[Stage], index: int, phase: Phase
+) -> None:
+    """More goes forward than comes back, and not as much as came."""
+    stage = shared[index]
+    before, behind = stage.entering, stage.leaving
+    assert len({before.width, before.learnt, behind.width, behind.learnt}) > 1
+    given = {"token_ids": IDS} if stage.first else {"hidden": torch.ones(12, before.width)}
+    work: list[Entry | BackwardMessage] = [load("a"), Entry(train(1, "a"), labels=IDS, **given)]
+    if not stage.last:
+        back = torch.ones(12, behind.learnt)
+        work.append(BackwardMessage(1, back, torch.zeros(1, STATS, dtype=torch.float64)))
+    sent = run(odd(stage, phase), *work)
+    assert [one.phase for one in sent.faults] == [phase]
+    assert [tuple(one.shape) for one in sent.forward] == ([] if stage.last else [(12, behind.width)])
+    assert [tuple(one.shape) for one, _ in sent.backward] == ([] if stage.first else [(12, before.learnt)])
+    assert not any(one.any() for one, _ in sent.backward)
+    assert phase is Phase.BACKWARD or not any(one.any() for one in sent.forward)

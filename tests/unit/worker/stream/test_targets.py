@@ -259,3 +259,40 @@ def test_all_linear_may_meet_a_module_that_is_narrower_than_the_rank() -> None:
     } == {33}
     with pytest.raises(Misfit, match="rank 33 is larger than the smaller side of c_fc"):
         targets_of(FACTS, LoRAConfig(rank=33, target_modules=("c_fc",)))
+
+
+OUTSIDE = ModuleShape(
+    stage=0,
+    name="per_layer_projection",
+    in_features=32,
+    out_features=64,
+    count=1,
+    path="h.per_layer_projection",
+)
+NUMBERED = OUTSIDE.model_copy(update={"name": "1", "path": "h.altup_projections.1"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "told"),
+    [
+        (
+            "all-linear",
+            FailureReason.INVALID_SPEC,
+            r"all-linear adapts per_layer_projection, altup_projections of this model, .* such as \[c_attn, c_proj, ",
+        ),
+        (
+            "per_layer_projection",
+            FailureReason.UNKNOWN_TARGET_MODULE,
+            "per_layer_projection is not a linear module of .*per_layer_projection, altup_projections gets no adapter",
+        ),
+    ],
+)
+def test_modules_that_are_the_same_for_all_tasks_are_refused_with_what_to_write(
+    asked: str, reason: FailureReason, told: str
+) -> None:
+    facts = FACTS.model_copy(update={"never_adapted": (OUTSIDE, NUMBERED)})
+    with pytest.raises(Misfit) as caught:
+        targets_of(facts, LoRAConfig(target_modules=(asked,)))
+    assert caught.value.reason is reason
+    assert re.search(told, str(caught.value))
+    assert targets_of(facts, LoRAConfig(target_modules=("c_fc",)))

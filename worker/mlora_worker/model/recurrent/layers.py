@@ -76,10 +76,3 @@ def begin_at_each_row(model: PreTrainedModel, dtype: torch.dtype) -> int:
         with torch.device("meta"):
             setattr(parent, name, _PACKED[type(child)](model.base_model.config, child.layer_idx).to(dtype))
     return len(found)
-
-
-def forget_shared_keys(model: PreTrainedModel) -> None:
-    """Keys and values that layers leave for others, which such a model here does not have."""
-    for module in model.modules():
-        if getattr(module, "store_full_length_kv", False):
-            setattr(module, "store_full_length_kv", False)  # noqa: B010 - a plain flag of transformers' module
