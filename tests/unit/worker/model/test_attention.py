@@ -136,3 +136,11 @@ def test_key_heads_are_repeated_only_where_torch_does_not_know_groups(
     assert seen == [2, 2, 6, 6]
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_of_rows_and_rows_of_chunks_are_kept_apart() -> None:
+    """Both are kept by the size of a chunk."""
+    rows = PackedRows((5, 3), torch.device("cpu"))
+    for _ in range(2):
+        assert rows.chunks(4).tolist() == [[0, 0], [0, 1], [1, 0]]
+        assert rows.in_chunks(4).lengths == (4, 1, 3)
