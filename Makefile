@@ -95,8 +95,9 @@ unit-torch:
 unit-rest:
 	$(FORKED) --without=torch tests/unit $(addprefix --ignore=,$(WITH_TORCH))
 
-# Those with a cluster mostly wait for it, so that what computes shares the two cores with them. Nothing in tests/equivalence
-# has a deadline: it takes what the others leave. All of them are run, also when one has failed.
+# Those with a cluster mostly wait for it, so that what computes shares the two cores with them. Those with ranks have deadlines
+# of their own, so that only two files are run at once. Nothing in tests/equivalence has a deadline: it takes what the others
+# leave. All of them are run, also when one has failed.
 WITH_CLUSTER := $(addprefix tests/integration/,operator page bench/test_fuzz.py) $(wildcard tests/integration/test_*.py)
 WITH_RANKS := $(filter-out $(WITH_CLUSTER),$(wildcard tests/integration/[a-z]*))
 INTEGRATION_PARTS := integration-cluster integration-ranks equivalence
@@ -107,7 +108,7 @@ integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 an
 integration-cluster:
 	$(PYTEST) --durations=15 $(WITH_CLUSTER)
 integration-ranks:
-	OMP_NUM_THREADS=1 $(PYTEST) --durations=15 $(WITH_RANKS) --ignore=tests/integration/bench/test_fuzz.py
+	$(FORKED) --forks=2 --durations=15 $(WITH_RANKS) --ignore=tests/integration/bench/test_fuzz.py
 equivalence:
 	nice -n 10 env $(FORKED) --durations=15 tests/equivalence
 

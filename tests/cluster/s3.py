@@ -1,6 +1,7 @@
 """SeaweedFS as the object store: beside a cluster, or alone on the loopback address for tests without one."""
 
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -157,8 +158,11 @@ def remove_sockets(port: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """First of ``count`` ports in a row that nobody on the loopback address listens on."""
-    for first in range(18300, 30000, count):
+    """First of ``count`` ports in a row that nobody on the loopback address listens on. Each process begins at another one:
+    until a server listens, others find its ports free."""
+    firsts = range(18300, 30000 - count, count)
+    for place in range(len(firsts)):
+        first = firsts[(os.getpid() + place) % len(firsts)]
         try:
             for port in range(first, first + count):
                 with closing(socket.socket()) as probe:

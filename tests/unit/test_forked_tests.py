@@ -66,6 +66,33 @@ def test_every_outcome_is_told(tmp_path: Path) -> None:
         assert words in said
 
 
+def test_where_the_run_ends_early_fixtures_end_what_they_started_in_every_process(tmp_path: Path) -> None:
+    files = {
+        "conftest.py": """
+import pathlib, pytest
+begun, ended = (pathlib.Path(__file__).with_name(name) for name in ("begun", "ended"))
+
+@pytest.fixture(scope="session")
+def server():
+    begun.touch()
+    yield
+    ended.touch()
+""",
+        "test_fails.py": """
+import conftest, time
+
+def test_it():
+    while not conftest.begun.exists():
+        time.sleep(0.01)
+    assert 0
+""",
+        "test_waits.py": "import time\ndef test_it(server): time.sleep(60)",
+    }
+    status, said = run(tmp_path, files, "--forks=2", "-x", "-p", "no:cacheprovider")
+    assert status == pytest.ExitCode.TESTS_FAILED, said
+    assert (tmp_path / "ended").exists()
+
+
 def test_files_that_took_long_the_last_time_and_new_ones_come_first(tmp_path: Path) -> None:
     files = {
         "test_a.py": "def test_short(): pass",
