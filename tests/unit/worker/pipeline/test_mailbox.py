@@ -108,13 +108,13 @@ def test_a_full_stage_waits_a_moment_for_a_gradient_before_another_forward() -> 
     assert numbers(mailbox, 2) == [("back", 1), ("train", 4)]
 
 
-def test_a_full_stage_goes_on_with_a_forward_when_the_moment_is_over() -> None:
-    mailbox = PatientMailbox([train(n) for n in (1, 2, 3, 4)])
+def test_a_full_stage_goes_on_with_a_forward_when_the_moment_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    mailbox, waited = PatientMailbox([train(n) for n in (1, 2, 3, 4)]), []
 
-    def later() -> None:
-        with mailbox.changed:
-            mailbox.now += 0.06
-            mailbox.changed.notify_all()
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        mailbox.now += 0.06
 
-    threading.Timer(0.02, later).start()
+    monkeypatch.setattr(mailbox.changed, "wait", wait)
     assert numbers(mailbox, 1) == [("train", 4)]
+    assert waited == [pytest.approx(0.05)]
