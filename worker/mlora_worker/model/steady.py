@@ -1,21 +1,22 @@
 """Element by element, with bits that do not turn on how many elements there are, on a CPU.
 
-torch computes most elements of a tensor with the processor's vectors and the last ones of each thread's part without; of a
-sigmoid, and of powers that are no whole numbers, both differ in the last bit. Which elements are the last ones depends on
-how many there are, and so on a task's neighbours. So such a function is applied to parts here that one thread computes,
-and that are whole vectors, or single rows.
+torch computes most elements of a tensor with the processor's vectors and the last ones of each thread's part without; of
+a sigmoid, of GELU, and of powers that are no whole numbers, both differ in the last bit. Which elements are the last ones
+depends on how many there are, and so on a task's neighbours. So such a function is applied to parts here that one thread
+computes, and that are whole vectors, or single rows.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
@@ -24,12 +25,14 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAtten
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
 from mlora_worker.model.rotation import calling
+from mlora_worker.runtime.numba_loops import spread
 
-_ONE_THREADS = 2**15  # elements that torch gives to one thread at least
+_ONE_THREADS = 2**14  # elements that torch gives to one thread at least; of GELU 20,000, of others more
 _VECTORS = 64  # elements of a turn of its loops, at most
 _SILU = (nn.SiLU, SiLUActivation)
 _WITH_GATES = (AfmoeAttention, Qwen3_5Attention, Qwen3_5MoeAttention, Qwen3NextAttention)
 _Op = Callable[..., object]
+_GELU = (torch.ops.aten.gelu.out, torch.ops.aten.gelu_backward.grad_input)
 
 
 def parts_of(rows: slice, size: int) -> Iterator[slice]:
@@ -49,6 +52,18 @@ def in_parts(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 class SteadySilu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _steadily(x, torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input, by_output=False)
+
+
+class SteadyGelu(nn.Module):
+    """``approximate``: as torch has it, none or tanh."""
+
+    def __init__(self, approximate: str) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self._ops = [partial(op, approximate=approximate) for op in _GELU]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _steadily(x, *self._ops, by_output=False)
 
 
 def steady_sigmoid(x: Tensor) -> Tensor:
@@ -83,11 +98,20 @@ class _Steadily(torch.autograd.Function):
 
 
 def _each(like: Tensor, write: Callable[..., object], *tensors: Tensor) -> Tensor:
-    flat = [one.reshape(-1, one.shape[-1]) for one in tensors]
+    # Whether there are gradients is a thread's own matter.
+    flat = [one.detach().reshape(-1, one.shape[-1]) for one in tensors]
     y = torch.empty(flat[0].shape, dtype=like.dtype, device=like.device)
-    whole = slice(0, len(y))
-    for part in parts_of(whole, y.shape[-1]) if y.device.type == "cpu" else (whole,):
-        write(*(one[part] for one in flat), y[part])
+
+    def some(rows: slice) -> None:
+        for part in parts_of(rows, y.shape[-1]):
+            write(*(one[part] for one in flat), y[part])
+
+    if y.device.type != "cpu":
+        write(*flat, y)
+    elif y.shape[-1] > _ONE_THREADS:
+        some(slice(0, len(y)))  # torch gives a row to all its threads
+    else:
+        spread(some, *y.shape)
     return y.view(like.shape)
 
 
@@ -123,10 +147,22 @@ def make_steady(model: PreTrainedModel) -> None:
     """Put these in the place of transformers' below ``model``."""
     for module in list(model.modules()):
         for name, child in module.named_children():
+            approximate = _gelu(child)
             if type(child) in _SILU:
                 setattr(module, name, SteadySilu())
+            elif approximate is not None:
+                setattr(module, name, SteadyGelu(approximate))
         if type(module) in _NORMS:
             module.__class__ = _NORMS[type(module)]
         if type(module) in _WITH_GATES:
             forward = inspect.unwrap(type(module).forward)
             module.__class__ = calling(type(module), forward, "torch", _Torch())
+
+
+def _gelu(module: nn.Module) -> str | None:
+    """Which of torch's GELUs it is. transformers' classes have others, too, of operations that differ nowhere."""
+    if type(module) is nn.GELU:
+        return module.approximate
+    if type(module) is GELUActivation and module.act is nn.functional.gelu:
+        return "none"
+    return "tanh" if type(module) is GELUTanh and isinstance(module.act, partial) else None

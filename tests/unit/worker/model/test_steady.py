@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -16,10 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from mlora_worker.frozen.linear import freeze_linears
 from mlora_worker.model.fused import FusedGatedMLP, _SiluTimes, fuse
 from mlora_worker.model.steady import (
+    SteadyGelu,
     SteadyGemma3nNorm,
     SteadyGemma4Norm,
     SteadySilu,
     in_parts,
+    make_steady,
     steady_sigmoid,
 )
 
@@ -66,7 +68,9 @@ class Times(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [4864, 70, 1])
 @pytest.mark.parametrize(
-    "module", [SteadySilu(), Sigmoid(), InParts(), Times()], ids=lambda one: type(one).__name__
+    "module",
+    [SteadySilu(), SteadyGelu("none"), SteadyGelu("tanh"), Sigmoid(), InParts(), Times()],
+    ids=lambda one: type(one).__name__,
 )
 def test_a_row_has_the_bits_of_itself_alone(module: nn.Module, size: int, dtype: torch.dtype) -> None:
     alone = with_gradient(module, drawn(ROWS, size, dtype))
@@ -79,7 +83,14 @@ def test_a_row_has_the_bits_of_itself_alone(module: nn.Module, size: int, dtype:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_they_are_torchs_functions(dtype: torch.dtype) -> None:
     x = drawn(7, 4864, dtype)
-    for own, plain in ((SteadySilu(), nn.SiLU()), (Sigmoid(), nn.Sigmoid()), (InParts(), nn.Sigmoid())):
+    pairs = (
+        (SteadySilu(), nn.SiLU()),
+        (SteadyGelu("none"), nn.GELU()),
+        (SteadyGelu("tanh"), nn.GELU("tanh")),
+        (Sigmoid(), nn.Sigmoid()),
+        (InParts(), nn.Sigmoid()),
+    )
+    for own, plain in pairs:
         for found, wanted in zip(with_gradient(own, x), with_gradient(plain, x), strict=True):
             torch.testing.assert_close(found, wanted)
     shaped = with_gradient(SteadySilu(), x.view(1, 7, 4864).transpose(0, 1))
@@ -116,3 +127,18 @@ def test_the_gated_feed_forward_of_a_token_does_not_depend_on_the_others() -> No
     gate = layers[0].gate_proj(drawn(377, 64, torch.float32))
     whole = _SiluTimes.apply(gate, gate)
     assert torch.equal(whole[:ROWS], _SiluTimes.apply(gate[:ROWS].clone(), gate[:ROWS].clone()))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_python_tanh"])
+def test_the_activation_of_a_models_token_does_not_depend_on_the_others(activation: str) -> None:
+    config = GemmaConfig(
+        hidden_size=8, intermediate_size=4864, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
+        num_key_value_heads=1, vocab_size=8, hidden_act=activation, hidden_activation=activation,
+    )  # fmt: skip
+    model = GemmaForCausalLM(config)
+    make_steady(model)
+    function = model.model.layers[0].mlp.act_fn
+    x = drawn(377, 4864, torch.float32)
+    whole, alone = with_gradient(function, x), with_gradient(function, x[:ROWS])
+    assert all(torch.equal(found[:ROWS], wanted) for found, wanted in zip(whole, alone, strict=True))
