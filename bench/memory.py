@@ -26,7 +26,7 @@ from bench.base import CPU, cut_folder, smollm2_folder
 from bench.options import parser
 from bench.report import last_line, table
 from mlora_operator.memory.fit import StageFit, fit_stage, shape_of
-from mlora_operator.memory.model import prior
+from mlora_operator.memory.prior import prior
 from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.facts import facts_of

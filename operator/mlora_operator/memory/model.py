@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 
-from mlora_operator.memory.fit import NONE_BELOW, Coefficients, FittedLine, StageFit
+from mlora_operator.memory.fit import NONE_BELOW, StageFit
+from mlora_operator.memory.prior import prior
 from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
 from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Optimizer, StageReport, Training
 from mlora_worker.stream import planner
@@ -33,8 +34,8 @@ from mlora_worker.stream.footprint import (
     exact_parts,
     floor_bytes,
     input_groups,
-    loss_rows,
     low_rank,
+    most_loss_rows,
 )
 from mlora_worker.stream.modules import adaptable_of, modules_of
 from mlora_worker.stream.targets import kept_of, ranks_of
@@ -43,7 +44,6 @@ _MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the
 _HELD = 2  # parameter and gradient; the moments come on top
 _DERIVED = 3  # numbers of each output (mlora_worker.lora.magnitudes)
 _ALIGNMENT = 16  # elements: matrices start on a cache line (mlora_worker.lora.adapter)
-WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,58 +119,6 @@ def _derived_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
     return _DERIVED * _MASTER_BYTES * sum(outputs)
 
 
-def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> StageFit:
-    """From the model's shape alone. ``recompute``: the pipeline recomputes activations.
-
-    A token leaves in each decoder layer, for the backward: both norms' inputs (once in float32, twice in the model's
-    type), the outputs of the attention's projections with their rotated copies, and three tensors of the feed-forward's
-    width; the inputs of adapted modules are exact and not in it. The backward itself holds the gradients of one layer.
-    Attention scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the
-    loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
-
-    With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
-    runs. What travels beside hidden states is kept as the stage's input and output, and there as gradients of both.
-    """
-    width = facts.dtype_bytes
-    layers = stage.last_layer - stage.first_layer + 1
-    one_layer = facts.hidden_size * (8 + 8 * width) + facts.intermediate_size * 3 * width
-    passing = (4 * facts.hidden_size + 3 * facts.intermediate_size) * width
-    beside, learnt_beside = _beside_hidden_states(facts, stage)
-    passing += learnt_beside * width
-    kept = facts.hidden_size * width * layers if recompute else one_layer * layers
-    kept += beside * width
-    working = kept + one_layer + passing if recompute else kept + passing
-    last = stage.stage == stages - 1
-    # Of the first layer, what is not kept where its first groups are not adapted: the attention, its output, gate and up.
-    early = [0.0] * NONE_BELOW
-    if stage.stage == 0 and not recompute:
-        early = [
-            4.0 * facts.hidden_size * width,
-            1.0 * facts.hidden_size * width,
-            2.0 * facts.intermediate_size * width,
-        ]
-    peak = Coefficients(
-        b0=float(WORKING_BYTES),
-        b1=working - sum(early),
-        b2=float(2 * facts.attention_heads * width),
-        b3=float(4 * facts.hidden_size * _MASTER_BYTES) if last else 0.0,
-        b4=float(2 * _MASTER_BYTES * facts.vocab_size) if last else 0.0,
-        b5=1.0,
-        r0=early[0],
-        r1=early[1],
-        r2=early[2],
-    )
-    below = Coefficients(b1=kept - sum(early), r0=early[0], r1=early[1], r2=early[2])
-    return StageFit(kept=FittedLine(below), forward=FittedLine(peak), backward=FittedLine(peak))
-
-
-def _beside_hidden_states(facts: ModelFacts, stage: StageReport) -> tuple[int, int]:
-    """Numbers of a token, beside its hidden state, that the stage is given and gives; and those that have gradients."""
-    both = (facts.borders or ())[stage.stage : stage.stage + 2]
-    learnt = sum(border.backward - facts.hidden_size for border in both)
-    return learnt + sum(border.forward - border.backward for border in both[:1]), learnt
-
-
 def dense_bytes(facts: ModelFacts, stage: StageReport) -> int:
     """The most that quantised matrices take at once while they are dense: those of the largest input group, and what making
     them takes. Where products are taken in a wider type, in both types. On a GPU it is part of what is measured, too."""
@@ -234,7 +182,7 @@ def widest_shape(
         tokens=tokens,
         squared_tokens=tokens * longest,
         supervised=learnt,
-        loss_rows=loss_rows(learnt, facts.vocab_size, stage.device),
+        loss_rows=most_loss_rows(learnt, facts.vocab_size, stage.device),
         exact_bytes=exact,
         layer_bytes=layer,
         floor_bytes=floor_bytes(parameters, tokens * facts.hidden_size * facts.dtype_bytes, stage.device),

@@ -25,6 +25,7 @@ from mlora_worker.model.handed_on import hand_on, tell_window
 from mlora_worker.model.layer_inputs import check_not_quantised, layer_inputs_of
 from mlora_worker.model.llama4 import pack_llama4
 from mlora_worker.model.recurrent.layers import begin_at_each_row
+from mlora_worker.model.recurrent.left_by_token import LeftByToken, left_by_token
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.shared_keys import check_shared_keys, shared_keys_of
 from mlora_worker.model.steady import make_steady
@@ -90,6 +91,7 @@ class Architecture:
     # Linear modules that never get an adapter, though PEFT's all-linear means them. Those before the layers count to the
     # first layer, those behind them to the last one.
     never_adapted: tuple[Linear, ...] = ()
+    states: tuple[tuple[int, LeftByToken], ...] = ()  # of layers that carry a state from token to token
 
     def border(self, layer: int) -> Border:
         """What of a token comes to ``layer``. Behind the last one all copies are one again."""
@@ -287,6 +289,9 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         hidden_size=config.hidden_size,
         intermediate_size=_width(linears, experts),
         experts=experts,
+        states=tuple(
+            (index, left) for index, layer in enumerate(layers) if (left := left_by_token(layer)) is not None
+        ),
         layers=len(layers),
         attention_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,

@@ -4,6 +4,7 @@ adapt.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from mlora_worker.protocol import (
     ModuleShape,
     Quantization,
     StageShape,
+    StateShape,
 )
 from mlora_worker.stream.targets import Misfit, Target, targets_of
 
@@ -69,6 +71,8 @@ def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> Mod
         never_adapted=tuple(
             shape for stage, layers in own for shape in _shapes(architecture.never_adapted, stage, layers)
         )
+        or None,
+        states=tuple(state for stage, layers in own for state in _states(architecture, stage, layers, dtype))
         or None,
     )
 
@@ -180,6 +184,12 @@ def _matrices_of_one(stack: ExpertStack) -> list[Linear]:
         Linear(f"{stack.path}.0.{at}", stack.layer, inputs, outputs, "", of_expert=True)
         for at, (outputs, inputs) in enumerate(stack.matrices)
     ]
+
+
+def _states(architecture: Architecture, stage: int, layers: range, dtype: torch.dtype) -> list[StateShape]:
+    """One entry for alike ones of a stage."""
+    sizes = Counter(left.bytes(dtype.itemsize) for layer, left in architecture.states if layer in layers)
+    return [StateShape(stage=stage, count=count, token_bytes=size) for size, count in sizes.items()]
 
 
 def _expert_shapes(architecture: Architecture, stage: int, layers: range) -> list[ExpertShape]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mlora_worker.lora.groups import Products
-from mlora_worker.model.loss import IGNORED
+from mlora_worker.model.loss import supervised_together
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.allocations import Ledger, bytes_of, ledger_for, resident_set_bytes
 from mlora_worker.pipeline.engine import StageEngine
@@ -169,10 +169,12 @@ class MeteredEngine(StageEngine):
     def _sample(self, item: Train, labels: Tensor | None) -> MemorySample:
         """With the shape of ``item``; nothing measured yet."""
         stage = self.stage
-        supervised = 0
+        supervised: list[int] = []
         if stage.last:
             assert labels is not None
-            supervised = int((labels != IGNORED).sum())
+            assert stage.head_weight is not None
+            tokens = [segment.tokens for segment in item.segments]
+            supervised = supervised_together(labels, tokens, stage.head_weight)
         loras = [self._task(segment.task).lora for segment in item.segments]
         adapters = [kept_of(self._facts, lora) for lora in loras]
         closing = [segment for segment in item.segments if segment.closes_step]
@@ -190,7 +192,7 @@ class MeteredEngine(StageEngine):
             stage=stage.index,
             tokens=item.tokens,
             squared_tokens=sum(length**2 for segment in item.segments for length in segment.lengths),
-            supervised=supervised,
+            supervised=sum(supervised),
             loss_rows=loss_rows(supervised, self._facts.vocab_size, stage.device.type),
             exact_bytes=exact,
             layer_bytes=layer,

@@ -101,6 +101,7 @@ from mlora_worker.protocol.model import (
     ModelSource,
     ModuleShape,
     StageReport,
+    StateShape,
 )
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
 from mlora_worker.protocol.objective import (
@@ -284,6 +285,7 @@ __all__ = [
     "ShownPart",
     "StageReport",
     "StageShape",
+    "StateShape",
     "StepRecord",
     "StorageAccess",
     "StoreKey",

@@ -20,7 +20,8 @@ PROTOCOL_VERSION = 1
 # 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference; 9: ModelFacts.experts
 # 10: PreferenceRecord.kl and what it may leave out, DatasetFormat.UNPAIRED_PREFERENCE
 # 11: ExpertShape.path; 12: ExpertShape.swapped; 13: StageReport.recurrence; 14: ModelFacts.borders, never_adapted
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 14
+# 15: ModelFacts.states
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 15
 
 
 class Message(BaseModel):

@@ -85,6 +85,16 @@ class BorderShape(Message):
     backward: Width = Field(description="Of them, those that gradients go back for.")
 
 
+class StateShape(Message):
+    """Layers that carry a state from token to token."""
+
+    stage: Stage = Field(description="The stage that has them.")
+    count: Layers = Field(description="Number of such layers on the stage.")
+    token_bytes: Amount = Field(
+        description="Bytes that a token leaves in one of them for the backward, beside what it leaves in any layer."
+    )
+
+
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
@@ -116,6 +126,10 @@ class ModelFacts(Message):
     ) = Field(
         default=None,
         description="Linear modules that get no adapter, though all-linear of PEFT means them.",
+    )
+    # From report format 15 on, or left out:
+    states: Annotated[tuple[StateShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None = Field(
+        default=None, description="Layers that carry a state from token to token."
     )
 
     @model_validator(mode="after")

@@ -291,6 +291,7 @@ class Report(Message):
             stages = [module.stage for module in self.facts.modules]
             stages += [shape.stage for shape in self.facts.experts or ()]
             stages += [module.stage for module in self.facts.never_adapted or ()]
+            stages += [shape.stage for shape in self.facts.states or ()]
             far = max(stages, default=-1)
             if far >= len(self.stages):
                 raise ValueError(
@@ -322,6 +323,8 @@ class Report(Message):
         if format < 14 and known.facts is not None:
             new = {"borders": None, "never_adapted": None}
             known = known.model_copy(update={"facts": known.facts.model_copy(update=new)})
+        if format < 15 and known.facts is not None and known.facts.states is not None:
+            known = known.model_copy(update={"facts": known.facts.model_copy(update={"states": None})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

@@ -37,15 +37,24 @@ def chunk_rows(vocab_size: int, device: str) -> int:
     return max(FEWEST_LOSS_ROWS, logits // vocab_size)
 
 
-def loss_rows(supervised: int, vocab_size: int, device: str) -> int:
-    """Rows of logits that exist at once for so many supervised positions. ``device``: as above.
+def loss_rows(counts: Iterable[int], vocab_size: int, device: str) -> int:
+    """Rows of logits that exist at once for so many supervised positions, of each of those whose rows are multiplied by
+    themselves. ``device``: as above.
 
     Fewer than ``FEWEST_LOSS_ROWS`` are filled up with rows of zeros, once for each of the two products: what is added is
     there twice, and what is filled once more.
     """
-    if 0 < supervised < FEWEST_LOSS_ROWS:
-        return 3 * FEWEST_LOSS_ROWS - supervised
-    return min(supervised, chunk_rows(vocab_size, device))
+    chunk = chunk_rows(vocab_size, device)
+    parts = (part for count in counts for part in (min(count, chunk), count % chunk))
+    return max(
+        (3 * FEWEST_LOSS_ROWS - part if part < FEWEST_LOSS_ROWS else part for part in parts if part),
+        default=0,
+    )
+
+
+def most_loss_rows(supervised: int, vocab_size: int, device: str) -> int:
+    """The most for so many positions, whosever they are: one of them by itself is filled up most."""
+    return max(min(supervised, chunk_rows(vocab_size, device)), 3 * FEWEST_LOSS_ROWS - 1) if supervised else 0
 
 
 @dataclass(frozen=True, slots=True)
