@@ -3,14 +3,15 @@
 Three quantities of a microbatch are learned, each for itself: what it *keeps* between its forward and its backward, and the
 most that is there during its *forward* and its *backward*. Each is
 
-    bytes = exact + b0 + b1 T + b2 S + b3 N + b4 C + b5 X + r0 R0 + r1 R1 + r2 R2          b, r >= 0
+    bytes = exact + b0 + b1 T + b2 S + b3 N + b4 C + b5 X + r0 R0 + r1 R1 + r2 R2 + e E          b, r, e >= 0
 
 ``T`` tokens, ``S`` squared row lengths (paper: ``b0 + b1 B L + b2 B L^2``), ``N`` supervised positions and ``C`` those of
 the largest chunk of logits; N and C are 0 but on the last stage. What the adapters themselves add is known exactly and is
 taken off before the fit; ``X`` is a part of it that may be there at a peak or not (``mlora_worker.stream.footprint``). On
 stage 0 nothing is kept below the first adapted module: ``R0`` is T where the first input group of a layer is
-adapted, ``R1`` where one of the first two is, ``R2`` one of the first three. Three quantities and not one, since a peak is
-a maximum of lines, and that is no line.
+adapted, ``R1`` where one of the first two is, ``R2`` one of the first three. ``E`` is the most rows of one routed expert
+that are worked on at a time, which turns on what the router chooses. Three quantities and not one, since a peak is a
+maximum of lines, and that is no line.
 
 The fit:
 
@@ -60,7 +61,7 @@ NONE_BELOW = 3  # of a stage whose input needs a gradient anyway: R0 to R2 are 0
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Bytes per unit of each term: constant, tokens, squared tokens, supervised positions, those of the largest chunk,
-    the layer's exact bytes, and tokens that are adapted so early in a layer."""
+    the layer's exact bytes, tokens that are adapted so early in a layer, and rows of an expert."""
 
     b0: float = 0.0
     b1: float = 0.0
@@ -71,10 +72,12 @@ class Coefficients:
     r0: float = 0.0
     r1: float = 0.0
     r2: float = 0.0
+    e0: float = 0.0
 
     @property
     def values(self) -> tuple[float, ...]:
-        return self.b0, self.b1, self.b2, self.b3, self.b4, self.b5, self.r0, self.r1, self.r2
+        """In the order in which statuses have them: what is new comes last."""
+        return self.b0, self.b1, self.b2, self.b3, self.b4, self.b5, self.r0, self.r1, self.r2, self.e0
 
     def of(self, shape: Shape) -> float:
         """Without what is exact."""
@@ -91,6 +94,7 @@ class Coefficients:
             + self.b3 * shape.supervised
             + self.b4 * shape.loss_rows
             + self.b5 * shape.layer_bytes
+            + self.e0 * shape.expert_rows
         )
 
 
@@ -176,6 +180,7 @@ def shape_of(sample: MemorySample) -> Shape:
         layer_bytes=sample.layer_bytes,
         floor_bytes=sample.floor_bytes,
         lowest_group=sample.lowest_group if sample.stage == 0 else NONE_BELOW,
+        expert_rows=sample.expert_rows or 0,
     )
 
 
@@ -189,6 +194,7 @@ def _terms(shape: Shape) -> tuple[float, ...]:
         shape.loss_rows,
         shape.layer_bytes,
         *early,
+        shape.expert_rows,
     )
 
 

@@ -15,7 +15,7 @@ from mlora_operator.api.pipeline_status import LearnedLine, LearnedMemory
 from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit, fit_stage
 from mlora_operator.memory.model import MemoryModel
 from mlora_worker.protocol import MemoryExhausted, MemorySample
-from mlora_worker.stream.footprint import Shape
+from mlora_worker.stream.footprint import MOST_EXPERT_ROWS, Shape
 
 STEADY = 0.01
 MOST_CORRECTION = 4.0
@@ -58,7 +58,8 @@ def is_steady(before: StageFit, after: StageFit, microbatch_tokens: int) -> bool
     if before.samples == 0 or before.correction != after.correction or after.widest > 2 * before.widest:
         return False
     for tokens in (microbatch_tokens, microbatch_tokens / 16):
-        shape = Shape(tokens, tokens * tokens / 4, supervised=tokens, loss_rows=tokens)
+        rows = min(tokens, MOST_EXPERT_ROWS)
+        shape = Shape(tokens, tokens * tokens / 4, supervised=tokens, loss_rows=tokens, expert_rows=rows)
         for old, new in (
             (before.kept_bytes(shape), after.kept_bytes(shape)),
             (before.peak_bytes(shape), after.peak_bytes(shape)),

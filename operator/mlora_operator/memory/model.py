@@ -26,6 +26,7 @@ from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
 from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Optimizer, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
+    MOST_EXPERT_ROWS,
     UNPACKING_BYTES,
     ModuleGroup,
     Ranks,
@@ -187,7 +188,15 @@ def widest_shape(
         layer_bytes=layer,
         floor_bytes=floor_bytes(parameters, tokens * facts.hidden_size * facts.dtype_bytes, stage.device),
         lowest_group=0 if stage.stage == 0 else NONE_BELOW,
+        expert_rows=_expert_rows(facts, stage, tokens),
     )
+
+
+def _expert_rows(facts: ModelFacts, stage: StageReport, tokens: int) -> int:
+    """All tokens may choose the same expert."""
+    if not any(one.stage == stage.stage for one in facts.experts or ()):
+        return 0
+    return tokens if stage.device.startswith("cuda") else min(tokens, MOST_EXPERT_ROWS)
 
 
 def activation_bytes(fit: StageFit, shape: Shape, held: int) -> int:

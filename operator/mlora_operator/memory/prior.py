@@ -19,11 +19,11 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     Attention scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the
     loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
 
-    With recomputation a token leaves one hidden state in each layer and behind the last, and all the above in the one layer
-    whose backward runs. Beside all that is what a layer leaves that carries a state, which the worker tells (``ModelFacts.states``), and
-    what a pass through routed experts takes on a GPU (``_through_experts``). A CPU that cannot multiply numbers of half the
-    width makes wide copies of the matrices of a product (``_made_wide``). What travels beside hidden states is kept as the
-    stage's input and output, and there as gradients of both.
+    With recomputation a token leaves one hidden state in each layer and behind the last, and all the above in the one
+    layer whose backward runs. Beside all that is what a layer leaves that carries a state, which the worker tells
+    (``ModelFacts.states``), and what a pass through routed experts takes on a GPU (``_through_experts``). A CPU that cannot
+    multiply numbers of half the width makes wide copies of the matrices of a product (``_made_wide``). What travels
+    beside hidden states is kept as the stage's input and output, and there as gradients of both.
     """
     width = facts.dtype_bytes
     layers = stage.last_layer - stage.first_layer + 1
@@ -56,6 +56,7 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
         r0=early[0],
         r1=early[1],
         r2=early[2],
+        e0=float(_for_an_expert_row(facts, stage)),
     )
     below = Coefficients(b1=kept - sum(early), b3=peak.b3, r0=early[0], r1=early[1], r2=early[2])
     return StageFit(kept=FittedLine(below), forward=FittedLine(peak), backward=FittedLine(peak))
@@ -94,3 +95,12 @@ def _beside_hidden_states(facts: ModelFacts, stage: StageReport) -> tuple[int, i
     both = (facts.borders or ())[stage.stage : stage.stage + 2]
     learnt = sum(border.backward - facts.hidden_size for border in both)
     return learnt + sum(border.forward - border.backward for border in both[:1]), learnt
+
+
+def _for_an_expert_row(facts: ModelFacts, stage: StageReport) -> int:
+    """Bytes of a row of one expert while it is worked on, on a CPU: in float32 its input, its gradient and what comes out,
+    and gate, up and what they make, with their gradients."""
+    if stage.device.startswith("cuda"):
+        return 0
+    widths = [one.width for one in facts.experts or () if one.stage == stage.stage]
+    return _WIDE * (4 * facts.hidden_size + 6 * max(widths)) if widths else 0

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.runtime.precision import product_dtype
+from mlora_worker.stream.footprint import MOST_EXPERT_ROWS
 
 Gated = Callable[..., Tensor]  # of gate and up, or of what there is in their place, element by element
-MOST_ROWS = 256  # of an expert that are worked on at a time, on a CPU
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ class FrozenExperts(nn.Module):
         self.halves = (
             (slice(0, None, 2), slice(1, None, 2)) if in_turns else (slice(both // 2), slice(both // 2, both))
         )
+        self.rows_at_once = 0  # the most of one expert in the last forward
         # Adapters learn, also where ``hidden`` needs no gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -158,10 +159,10 @@ def _at_once(counts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     how many tokens choose the same expert. A segment is cut by its own rows alone."""
     parts: list[tuple[int, int]] = []
     for segment, count in enumerate(counts):
-        pieces = -(-count // MOST_ROWS)
+        pieces = -(-count // MOST_EXPERT_ROWS)
         for piece in range(pieces):
             rows = count * (piece + 1) // pieces - count * piece // pieces
-            if parts and sum(own for _, own in parts) + rows > MOST_ROWS:
+            if parts and sum(own for _, own in parts) + rows > MOST_EXPERT_ROWS:
                 yield parts
                 parts = []
             parts.append((segment, rows))
@@ -192,7 +193,7 @@ class _Routed(torch.autograd.Function):
         segments = experts.segments.cut(len(hidden), hidden.device)
         if any(additions):
             segments = experts.segments.counts or (len(hidden),)
-        choices, kept = [], list[Tensor | None]()
+        choices, kept, most = [], list[Tensor | None](), 0
         for one, tokens, places in _choices(chosen, len(experts.gate), segments, additions):
             x = hidden[tokens].to(wide)
             parts = [_times(experts, name, one, x) for name in experts.inner]
@@ -205,7 +206,9 @@ class _Routed(torch.autograd.Function):
             factor = weights[tokens, places, None].to(total.dtype)
             total.index_add_(0, tokens, y.to(total.dtype).mul_(factor))
             choices.append(one)
+            most = max(most, len(tokens))
             kept += [tokens, places, *parts, *lows]
+        experts.rows_at_once = most
         needed = any(one is not None and one.needs_input for one in additions)
         ctx.save_for_backward(hidden if needed else None, weights, *kept)
         ctx.choices, ctx.experts, ctx.wide = choices, experts, wide

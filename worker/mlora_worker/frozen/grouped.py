@@ -57,6 +57,7 @@ class GroupedExperts(FrozenExperts):
         # Products that adapters add to those of experts know the loop alone.
         if any(self.additions()):
             return super().forward(hidden, chosen, weights)
+        self.rows_at_once = 0  # all at once: tokens say how many
         y: Tensor = _Grouped.apply(hidden, weights, chosen, self)
         return y
 

@@ -121,8 +121,13 @@ class MeteredEngine(StageEngine):
         if ledger.complete:
             own = bytes_of(hidden)
             most = own + ledger.peak("forward")
+            rows = max((one.rows_at_once for one in self.stage.experts.values()), default=0)
             sample = self._sample(item, labels).model_copy(
-                update={"kept_bytes": own + ledger.held, "forward_bytes": most}
+                update={
+                    "kept_bytes": own + ledger.held,
+                    "forward_bytes": most,
+                    "expert_rows": rows or None,
+                }
             )
             used = _used(ledger, beside, most)
             self._measured[item.number] = _Measured(ledger, own, used, self._clock() - started, sample)

@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 1
 # 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference; 9: ModelFacts.experts
 # 10: PreferenceRecord.kl and what it may leave out, DatasetFormat.UNPAIRED_PREFERENCE
 # 11: ExpertShape.path; 12: ExpertShape.swapped; 13: StageReport.recurrence; 14: ModelFacts.borders, never_adapted
-# 15: ModelFacts.states
+# 15: ModelFacts.states, MemorySample.expert_rows
 REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 15
 
 

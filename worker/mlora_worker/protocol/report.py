@@ -232,6 +232,8 @@ class MemorySample(Message):
     item: Amount = 0  # its number in the stream
     seconds: Seconds = 0.0  # of forward and backward together
     calibration: bool = False  # it was made up, and no task's
+    # From format 15 on, or left out: rows of one routed expert that were worked on at a time, at most.
+    expert_rows: Amount | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -323,6 +325,9 @@ class Report(Message):
         if format < 14 and known.facts is not None:
             new = {"borders": None, "never_adapted": None}
             known = known.model_copy(update={"facts": known.facts.model_copy(update=new)})
+        if format < 15 and any(sample.expert_rows is not None for sample in known.memory):
+            told = tuple(sample.model_copy(update={"expert_rows": None}) for sample in known.memory)
+            known = known.model_copy(update={"memory": told})
         if format < 15 and known.facts is not None and known.facts.states is not None:
             known = known.model_copy(update={"facts": known.facts.model_copy(update={"states": None})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})

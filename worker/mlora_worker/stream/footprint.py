@@ -26,6 +26,7 @@ CHUNK_LOGITS_CUDA = 128 * 2**20
 # no more than four numbers of 4 bytes for each of them.
 UNPACKED_AT_ONCE = 2**16
 UNPACKING_BYTES = 4 * 4 * UNPACKED_AT_ONCE
+MOST_EXPERT_ROWS = 256  # of a routed expert that are worked on at a time, on a CPU
 NORM_AT_ONCE = 2**16  # gradients that are float64 at a time, on a CPU, for their norm
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
 FEWEST_LOSS_ROWS = 16
@@ -69,6 +70,7 @@ class Shape:
     layer_bytes: float = 0.0  # part of it that a peak may be without, see ``exact_parts``
     lowest_group: int = 0  # first adapted input group; on stage 0 nothing is kept for the backward below it
     floor_bytes: float = 0.0  # a peak is never less; known exactly
+    expert_rows: float = 0.0  # the most of one routed expert that are worked on at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,3 +159,21 @@ def test_a_status_keeps_a_fit_and_small_changes_are_not_written() -> None:
     assert not is_steady(again, replace(fit, correction=1.6), 4096)
     more = fit_stage(tuple(samples(20, truth=replace(TRUTH, b1=1.1 * TRUTH.b1))), PRIOR)
     assert not is_steady(again, replace(more, correction=1.5), 4096)
+
+
+def test_what_the_router_chooses_is_learned_apart_from_how_wide_a_microbatch_is() -> None:
+    truth = Coefficients(b0=500_000.0, b1=50_000.0, e0=2_400.0)
+    rng = random.Random(3)
+
+    def sample() -> MemorySample:
+        tokens = rng.randrange(100, 1500)
+        rows = rng.randrange(min(tokens, 100), min(tokens, 256) + 1)
+        made = MemorySample(stage=1, tokens=tokens, squared_tokens=tokens * 50, expert_rows=rows)
+        bytes_ = round(truth.of(shape_of(made)))
+        return made.model_copy(
+            update={"kept_bytes": bytes_, "forward_bytes": bytes_, "backward_bytes": bytes_}
+        )
+
+    fit = fit_stage(tuple(sample() for _ in range(12)), PRIOR)
+    for one in (sample() for _ in range(20)):
+        assert fit.expected_peak(shape_of(one)) == pytest.approx(one.peak_bytes, rel=2e-4)

@@ -43,7 +43,7 @@ def lines(seed: int) -> FittedLine:
     """As if it had been learned: any terms may count."""
     rng = random.Random(seed)
     return FittedLine(
-        Coefficients(*(rng.choice([0.0, rng.uniform(0, 3)]) for _ in range(9))), rng.uniform(0.01, 0.1)
+        Coefficients(*(rng.choice([0.0, rng.uniform(0, 3)]) for _ in range(10))), rng.uniform(0.01, 0.1)
     )
 
 

@@ -1,11 +1,11 @@
-"""What a report says of layers that carry a state."""
+"""What a report says of layers that carry a state, and of rows of experts."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from mlora_worker.protocol import REPORT_FORMAT, Report, StateShape
+from mlora_worker.protocol import REPORT_FORMAT, MemorySample, Report, StateShape
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 STATES = (StateShape(stage=1, count=2, token_bytes=4096),)
@@ -32,3 +32,10 @@ def test_states_of_a_stage_that_there_is_not_are_refused() -> None:
     far = STATES[0].model_copy(update={"stage": toy_stages()[-1].stage + 1})
     with pytest.raises(ValidationError, match="and there are"):
         report((far,))
+
+
+def test_rows_of_experts_are_left_out_for_a_former_reader() -> None:
+    sample = MemorySample(stage=0, tokens=8, squared_tokens=64, expert_rows=5)
+    told = report(None).model_copy(update={"memory": (sample,)})
+    assert "expertRows" not in told.as_understood_by(14).to_json()
+    assert told.as_understood_by(REPORT_FORMAT).memory == (sample,)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
-from mlora_worker.frozen.experts import MOST_ROWS, CutRouter, FrozenExperts, SegmentTokens, _at_once
+from mlora_worker.frozen.experts import MOST_EXPERT_ROWS, CutRouter, FrozenExperts, SegmentTokens, _at_once
 from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.linear import Freeze
@@ -102,7 +102,7 @@ def test_a_segment_has_the_bits_of_itself_alone(
     freeze: str, dtype: torch.dtype, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if own < 0:
-        monkeypatch.setattr("mlora_worker.frozen.experts.MOST_ROWS", 8)
+        monkeypatch.setattr("mlora_worker.frozen.experts.MOST_EXPERT_ROWS", 8)
         own = -own
     if freeze == "oneDNN" and not available(dtype):
         pytest.skip("oneDNN does not multiply this type here")
@@ -153,7 +153,7 @@ def test_no_more_rows_of_an_expert_are_worked_on_at_a_time_than_a_bound() -> Non
     """However many tokens choose it; and what is cut, is cut by its own rows alone."""
     for counts in ((3, 0, 1000, 40, 250), (257,), (256, 256), (1, 255, 1)):
         groups = list(_at_once(counts))
-        assert all(sum(rows for _, rows in parts) <= MOST_ROWS for parts in groups)
+        assert all(sum(rows for _, rows in parts) <= MOST_EXPERT_ROWS for parts in groups)
         own = [
             [rows for parts in groups for segment, rows in parts if segment == at]
             for at in range(len(counts))

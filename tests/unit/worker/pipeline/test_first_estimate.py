@@ -145,3 +145,15 @@ def test_few_supervised_positions_of_each_of_several_tasks_are_filled_up(
     facts = facts_of(engine.stage.architecture, 1, torch.float32)
     estimate = prior(facts, report_of(engine), 1)
     assert sample.forward_bytes <= estimate.peak_bytes(shape_of(sample)) - SLACK
+
+
+def test_a_sample_says_how_many_rows_of_one_expert_were_worked_on_at_a_time(
+    small_model: SmallModel,  # noqa: F811
+) -> None:
+    """With one expert for all, that is every token, as far as a CPU takes so many."""
+    options = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 20}
+    saved = small_model("qwen3_moe", **options, num_hidden_layers=2, max_position_embeddings=512)
+    lora = LoRAConfig(rank=4, alpha=4, target_modules=("q_proj",))
+    assert measured(saved, lora, tasks=[(40, 60)])[1].expert_rows == 100
+    assert measured(saved, lora, tasks=[(300,)])[1].expert_rows == 150
+    assert measured(small_model(num_hidden_layers=1), lora, tasks=[(40,)])[1].expert_rows is None
