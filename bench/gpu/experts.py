@@ -34,7 +34,8 @@ def compare(
         [PlainWeight(drawn(*shape)) for _ in range(count)]
         for shape in ((width, size), (width, size), (size, width))
     ]
-    loop = FrozenExperts(*parts, lambda gate, up: silu(gate) * up, SegmentTokens())
+    gate, up, down = parts
+    loop = FrozenExperts(gate, up, down, lambda gate, up: silu(gate) * up, SegmentTokens())
     hidden = drawn(tokens, size)
     weights, chosen = torch.rand(tokens, count, generator=generator, device=device).topk(k, dim=1)
     weights = weights.bfloat16()

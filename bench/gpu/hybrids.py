@@ -48,7 +48,7 @@ def compare(
     for name, (kind, config, options, small) in LAYERS.items():
         torch.manual_seed(0)
         made: Any = kind
-        layer: LookingBack = made(config(**(options | small if tiny else options)), 0)
+        layer: Any = made(config(**(options | small if tiny else options)), 0)
         for parameter in layer.parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
@@ -61,10 +61,10 @@ def compare(
         for side, given in {"rows": Kernels(), "kernels": chosen}.items():
             layer.kernels = given
 
-            def work(layer: LookingBack = layer) -> None:
-                x = torch.randn(1, sum(lengths), layer.out_proj.weight.shape[0], device=device).bfloat16()  # type: ignore[attr-defined, union-attr]
+            def work(layer: Any = layer) -> None:
+                x = torch.randn(1, sum(lengths), layer.out_proj.weight.shape[0], device=device).bfloat16()
                 y: Tensor = layer(x.requires_grad_(), packed=PackedRows(lengths, device))
-                y.backward(y.detach())
+                torch.autograd.backward(y, y.detach())
 
             work()
             own[side] = {
