@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
@@ -223,6 +223,16 @@ def test_what_cannot_be_plain_is_refused_and_nothing_is_left(
     refused = ask(tmp_path, tmp_path / "base").failure
     assert refused is not None
     assert "use_dora, which servers do not compute" in refused.message
+    adapter_of(llama, tmp_path / "adapter", modules_to_save=["lm_head"])
+    refused = ask(tmp_path, tmp_path / "base").failure
+    assert refused is not None
+    assert "has modules_to_save, which servers do not compute" in refused.message
+    adapter_of(llama, tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(path) | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, path)
+    refused = ask(tmp_path, tmp_path / "base").failure
+    assert refused is not None
+    assert "lm_head.weight is no A or B of a module, so it would be lost" in refused.message
     saved = small_model("gpt_oss", **FAMILY["gpt_oss"])
     adapter_of(saved.model, tmp_path / "adapter", target_parameters=BOTH)
     refused = ask(tmp_path, saved.folder).failure
@@ -235,7 +245,6 @@ def test_what_cannot_be_plain_is_refused_and_nothing_is_left(
 def test_numbers_that_the_wished_type_cannot_hold_are_refused(llama: Any, tmp_path: Path) -> None:
     adapter_of(llama, tmp_path / "adapter", lora_alpha=4096, use_rslora=True, r=1)
     path = tmp_path / "adapter" / "adapter_model.safetensors"
-    from safetensors.torch import save_file
 
     save_file({name: tensor * 1e6 for name, tensor in load_file(path).items()}, path)
     refused = ask(tmp_path, tmp_path / "base", dtype="float16").failure

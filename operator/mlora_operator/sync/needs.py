@@ -21,6 +21,8 @@ from typing import Any
 
 CONFIG_NAME, MANIFEST_NAME = "adapter_config.json", "manifest.json"
 LARGEST = 2**20  # bytes of either
+_SHOWN = 60  # characters of a version
+_KIND = re.compile(r"\w{1,40}", re.ASCII)
 # As in mlora_worker.protocol, which cannot be imported where only boto3 is installed.
 EXPERTS = "experts"
 STACKED = ("gate_up_proj", "down_proj")
@@ -39,6 +41,8 @@ class AdapterNeeds:
     ``model_type`` of its base, where its manifest says that."""
 
     kind: str = "LORA"
+    dora: bool = False
+    oversized: bool = False  # a configuration that is not read, though a server would
     rslora: bool = False
     by_module: bool = False
     stacked: bool = False
@@ -48,6 +52,12 @@ class AdapterNeeds:
     @property
     def unservable(self) -> str | None:
         """Why no server at all takes it."""
+        if self.oversized:
+            return (
+                f"its {CONFIG_NAME} has more than {LARGEST:,} bytes, which is not read: write a smaller one"
+            )
+        if self.dora:
+            return "it has use_dora, which servers do not compute: merge it with `mlora export --merged`"
         if self.kind != "LORA":
             return f"it is an adapter of the kind {self.kind}: merge it into its base with PEFT"
         if self.lone is not None:
@@ -58,6 +68,7 @@ class AdapterNeeds:
 def needs_of(folder: Path) -> AdapterNeeds:
     """Of an adapter that was fetched. What cannot be read needs nothing: the server will say what is wrong with it."""
     config = _object(folder / CONFIG_NAME)
+    kind = str(config.get("peft_type") or "LORA")
     parameters = config.get("target_parameters")
     blocks = _blocks(parameters if isinstance(parameters, list) else [])
     odd = [
@@ -65,7 +76,9 @@ def needs_of(folder: Path) -> AdapterNeeds:
     ]
     base_type = _object(folder / MANIFEST_NAME).get("baseModelType")
     return AdapterNeeds(
-        kind=str(config.get("peft_type") or "LORA"),
+        kind=kind if _KIND.fullmatch(kind) else "unknown",
+        dora=bool(config.get("use_dora")),
+        oversized=_size(folder / CONFIG_NAME) > LARGEST,
         rslora=bool(config.get("use_rslora")),
         by_module=bool(config.get("rank_pattern") or config.get("alpha_pattern")),
         stacked=any(blocks.values()),
@@ -83,11 +96,11 @@ def vllm_lacks(needs: AdapterNeeds, ask_version: Callable[[], str]) -> str | Non
     if not needs.stacked and not needs.by_module:
         return None
     version = ask_version()
-    numbers = re.match(r"(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})", version)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) >= _READS_ALL:
         return None
     what = "adapters on routed experts" if needs.stacked else "ranks or alphas by module"
-    this = f"this one is {version}" if numbers is not None else "this one does not say its version"
+    this = f"this one is {version[:_SHOWN]}" if numbers is not None else "this one does not say its version"
     return (
         f"{what} need vLLM {'.'.join(map(str, _READS_ALL))} or newer, and {this}: upgrade it, or {_OTHERWISE}"
     )
@@ -114,6 +127,13 @@ def _blocks(parameters: Sequence[Any]) -> Mapping[str, set[str]]:
         if name in found and block.rpartition(".")[2] == EXPERTS:
             found[name].add(block)
     return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlora_operator.sync.needs import AdapterNeeds, sglang_lacks, vllm_lacks
-from mlora_operator.sync.requests import ServerConnection, ServerRefused
+from mlora_operator.sync.requests import ServerConnection, ServerError, ServerRefused
 
 _LIST_SECONDS = 30.0
 _LOAD_SECONDS = 300.0  # a large adapter, on a busy server
@@ -109,7 +109,10 @@ class ModelServer:
         return request | {"is_3d_lora_weight": True} if needs.stacked else request
 
     def _version(self) -> str:
-        answer = self.connection.get("/version", _LIST_SECONDS)
+        try:
+            answer = self.connection.get("/version", _LIST_SECONDS)
+        except ServerError:  # what lies before a server may let other calls through: of this adapter alone
+            return ""
         return str(answer.get("version")) if isinstance(answer, dict) else ""
 
     def _post(self, path: str, body: dict[str, Any]) -> None:

@@ -109,10 +109,11 @@ def export(question: MergeQuestion) -> MergeAnswer:
 def _write(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
     """Weights and configuration; the type of the numbers."""
     config = json_object(adapter / CONFIG_NAME)
-    if config.get("use_dora"):
-        raise UnusableAdapter(
-            "the adapter has use_dora, which servers do not compute: merge it into its base with --merged"
-        )
+    for name, nothing in (("use_dora", False), ("bias", "none"), ("modules_to_save", None)):
+        if config.get(name) not in (None, nothing, []):
+            raise UnusableAdapter(
+                f"the adapter has {name}, which servers do not compute: merge it into its base with --merged"
+            )
     tensors = load_file(adapter / WEIGHTS_NAME)
     products = list(_products(tensors, config, json_object(base / "config.json")))
     rank = max(product.a.shape[0] for product in products)
@@ -155,6 +156,10 @@ def _products(
     stacked: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
     for key, a in tensors.items():
         if not key.endswith(_A):
+            if not key.endswith(_B):
+                raise UnusableAdapter(
+                    f"{key} is no A or B of a module, so it would be lost: merge the adapter into its base with --merged"
+                )
             continue
         b = tensors[key.removesuffix(_A) + _B]
         module = key.removeprefix(_PREFIX).removesuffix(_A)

@@ -7,6 +7,7 @@ sent to the same workers again, so that all others get their plan.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,10 +18,11 @@ from mlora_worker.protocol import Plan, TaskPlan
 
 _FIELD = re.compile(r"\btasks\.(\d{1,9})\b\.?([^;\n]*)")
 WORDS_SHOWN = 300  # characters
+MOST_KEPT = 10_000  # tasks of a run: those that are deleted meanwhile are among them
 
 
 class RefusedTask(NamedTuple):
-    plan: TaskPlan  # as it was refused
+    digest: bytes  # of its plan, as it was refused: the plan itself holds keys, and may be large
     words: str
 
 
@@ -31,12 +33,12 @@ class PlanRefusal:
 
     run: str | None
     whole: str | None = None
-    tasks: Mapping[str, RefusedTask] = field(default_factory=dict, repr=False)  # plans hold keys
+    tasks: Mapping[str, RefusedTask] = field(default_factory=dict)
 
     def of(self, plan: TaskPlan) -> str | None:
         """Why these workers do not take the very same."""
         known = self.tasks.get(plan.uid)
-        return known.words if known is not None and known.plan == plan else None
+        return known.words if known is not None and known.digest == _digest(plan) else None
 
 
 def refused(before: PlanRefusal | None, plan: Plan, run: str | None, words: str) -> PlanRefusal:
@@ -46,10 +48,13 @@ def refused(before: PlanRefusal | None, plan: Plan, run: str | None, words: str)
         if int(number) < len(plan.tasks):
             named[plan.tasks[int(number)].uid].append(about.strip())
     plans = {one.uid: one for one in plan.tasks}
-    now = {uid: RefusedTask(plans[uid], "; ".join(told)[:WORDS_SHOWN]) for uid, told in named.items()}
+    now = {
+        uid: RefusedTask(_digest(plans[uid]), "; ".join(told)[:WORDS_SHOWN]) for uid, told in named.items()
+    }
     known = _tasks(before, run)
     new = any(known.get(uid) != one for uid, one in now.items())  # else it was sent all the same
-    return PlanRefusal(run, None if new else words[:WORDS_SHOWN], {**known, **now})
+    kept = [(uid, one) for uid, one in known.items() if uid not in now][-MOST_KEPT:]
+    return PlanRefusal(run, None if new else words[:WORDS_SHOWN], {**dict(kept), **now})
 
 
 def taken(before: PlanRefusal | None, run: str | None) -> PlanRefusal | None:
@@ -60,3 +65,7 @@ def taken(before: PlanRefusal | None, run: str | None) -> PlanRefusal | None:
 
 def _tasks(before: PlanRefusal | None, run: str | None) -> Mapping[str, RefusedTask]:
     return before.tasks if before is not None and before.run == run else {}
+
+
+def _digest(plan: TaskPlan) -> bytes:
+    return hashlib.sha256(Plan(generation=0, tasks=(plan,)).to_json().encode("utf-8", "replace")).digest()

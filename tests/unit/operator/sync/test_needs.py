@@ -28,6 +28,8 @@ def test_the_names_of_experts_are_those_of_the_protocol() -> None:
     [
         ({"r": 8, "target_modules": ["q_proj"]}, AdapterNeeds()),
         ({"peft_type": "VERA"}, AdapterNeeds(kind="VERA")),
+        ({"peft_type": "\x1b[2J" + "a" * 100_000}, AdapterNeeds(kind="unknown")),
+        ({"use_dora": True}, AdapterNeeds(dora=True)),
         ({"use_rslora": True, "rank_pattern": {}}, AdapterNeeds(rslora=True)),
         ({"alpha_pattern": {"q_proj": 4}}, AdapterNeeds(by_module=True)),
         ({"rank_pattern": {"q_proj": 4}}, AdapterNeeds(by_module=True)),
@@ -109,3 +111,15 @@ def test_experts_that_vllm_would_not_find_or_take_wrongly_are_kept_from_it(base_
 def test_sglang_gets_none_that_it_would_scale_wrongly(found: AdapterNeeds, words: str) -> None:
     assert words in str(sglang_lacks(found, unasked))
     assert sglang_lacks(AdapterNeeds(), unasked) is None
+
+
+def test_a_configuration_that_is_too_large_to_read_hides_nothing_from_servers(tmp_path: Path) -> None:
+    folder = published_config(
+        tmp_path / "bot", {"rank_pattern": {"q_proj": 4}, "padding": "x" * needs.LARGEST}
+    )
+    assert needs_of(folder) == AdapterNeeds(oversized=True)
+
+
+@pytest.mark.parametrize("version", ["9" * 5000 + ".1", "0.1" + "x" * 100_000])
+def test_whatever_a_server_says_of_its_version_is_answered_in_few_words(version: str) -> None:
+    assert len(str(vllm_lacks(AdapterNeeds(by_module=True), lambda: version))) < 300

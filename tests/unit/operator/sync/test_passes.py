@@ -336,3 +336,16 @@ def test_a_manifest_is_kept_as_it_came(shown: ShownAdapters, store: Path) -> Non
     publish(store / "bot", more={"a": 1})
     news_of(shown, below(store))
     assert json.loads((shown.folder / "bot" / "manifest.json").read_text())["more"] == {"a": 1}
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_server_that_tells_no_version_keeps_only_the_adapter_that_needs_one(
+    shown: ShownAdapters, store: Path, server: FakeModelServer, status: int
+) -> None:
+    server.version = status
+    published_config(store / "aaa", {"rank_pattern": {"q_proj": 4}})
+    news = news_of(shown, below(store), server)
+    assert [*server.adapters] == ["bot"]
+    [said] = [one for one in news if one.kind.value == "problem"]
+    assert said.name == "aaa"
+    assert "need vLLM 0.32 or newer, and this one does not say its version" in said.message

@@ -72,6 +72,8 @@ def test_vllm_is_told_that_experts_come_in_one_piece_whenever_it_loads(
         ("vllm", AdapterNeeds(stacked=True), "need vLLM 0.32 or newer, and this one is 0.31.0"),
         ("sglang", AdapterNeeds(rslora=True), "SGLang scales by alpha / rank"),
         ("vllm", AdapterNeeds(kind="VERA"), "of the kind VERA"),
+        ("sglang", AdapterNeeds(dora=True), "it has use_dora"),
+        ("vllm", AdapterNeeds(oversized=True), "more than 1,048,576 bytes"),
         ("vllm", AdapterNeeds(stacked=True, lone="down_proj"), "experts.down_proj without the other"),
     ],
 )

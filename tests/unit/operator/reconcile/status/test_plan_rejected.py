@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.state import plan_refusal
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.plan_refusal import PlanRefusal, refused, taken
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Snapshot, condition
@@ -208,3 +209,21 @@ def test_who_is_named_by_the_answer(make: Make, words: str, named: Mapping[str, 
         uid(name): why for name, why in named.items()
     }
     assert (found.whole is None) is bool(named)
+
+
+def test_what_is_remembered_of_refused_tasks_does_not_grow_with_tasks_that_come_and_go(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_refusal, "MOST_KEPT", 3)
+    plan = decided(make, world(make, odd=None)).plans[TOY]
+    plans = [
+        plan.model_copy(update={"tasks": (plan.tasks[0].model_copy(update={"uid": f"u-{number}"}),)})
+        for number in range(9)
+    ]
+    found: PlanRefusal | None = None
+    for one in plans:
+        found = refused(found, one, "run-1", WORDS + "tasks.0.lora.newest: unknown field")
+    assert found is not None
+    assert [*found.tasks] == ["u-5", "u-6", "u-7", "u-8"]
+    assert found.of(plans[8].tasks[0]) == "lora.newest: unknown field"
+    assert {type(part) for each in found.tasks.values() for part in each} == {bytes, str}  # no rows, no keys
