@@ -11,12 +11,24 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from mlora_worker.frozen.experts import SegmentTokens
+from mlora_worker.model.errors import UnsupportedModel
 
 SPREAD: Final = "altup_projections"  # of the decoder, as transformers names them
 GATHERED: Final = "altup_unembed_projections"
 _SHORTEST = 1e-5  # mean square, below which a copy is not made longer
+
+
+def check_copies(config: PretrainedConfig) -> None:
+    """Raises UnsupportedModel where the copy that layers compute is none of them."""
+    copies, active = config.altup_num_inputs, config.altup_active_idx
+    if not 0 <= active < copies:
+        raise UnsupportedModel(
+            f"config.json of the base model cannot be used: altup_active_idx is {active}, which must be at least 0 "
+            f"and below altup_num_inputs, which is {copies}"
+        )
 
 
 def _as_long_as(copy: Tensor, first: Tensor) -> Tensor:

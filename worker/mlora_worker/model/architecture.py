@@ -6,16 +6,18 @@ Which types, and where their parts lie: ``families``. Each model is looked at, t
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
-from mlora_worker.model.altup import GATHERED
+from mlora_worker.model.altup import GATHERED, check_copies
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.borders import Border, SharedKeys, still_shared
 from mlora_worker.model.errors import ModelError, UnsupportedModel
@@ -39,6 +41,7 @@ SUPPORTED_TYPES = tuple(sorted({*FAMILIES, *TEXT_PARTS}))
 
 # What is counted with, under the names that all configurations know.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # as config.json may call them
 _NARROWING = ("down_proj", "w2", "output_linear")  # the last products of feed-forwards
 
 
@@ -123,7 +126,8 @@ class Architecture:
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The configuration of the model in ``folder``. Raises UnsupportedModel."""
-    with _understood():
+    with understood():
+        _check_layers(folder / "config.json")
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         family = family_of(config)
         _check_sizes(text_config(config))
@@ -132,24 +136,43 @@ def read_config(folder: Path) -> PretrainedConfig:
         return config
 
 
+def _check_layers(path: Path) -> None:
+    """Before transformers reads it: many of its configurations make lists of all layers, however many there are."""
+    if not path.is_file():
+        return
+    each = [json.loads(path.read_bytes())]
+    for one in each:  # with those of a text part, which are found meanwhile
+        if isinstance(one, dict):
+            each += one.values()
+            for name in _LAYERS:
+                _check_size(name, one.get(name), MOST_LAYERS)
+
+
+def _check_size(name: str, size: object, most: int) -> None:
+    if isinstance(size, int | float) and size > most:
+        raise UnsupportedModel(
+            f"config.json of the base model cannot be used: {name} is {str(size)[:20]}, which is more than {most}"
+        )
+
+
 def _check_sizes(config: PretrainedConfig) -> None:
     """Before anything is built of them: a million layers on the meta device take hours."""
     bounds = dict.fromkeys(_SIZES, MOST_WIDTH) | {"num_hidden_layers": MOST_LAYERS}
     for name, most in bounds.items():
-        size = getattr(config, name, None)
-        if isinstance(size, int) and size > most:
-            raise UnsupportedModel(
-                f"config.json of the base model cannot be used: {name} is {str(size)[:20]}, which is more than {most}"
-            )
+        _check_size(name, getattr(config, name, None), most)
 
 
 @contextlib.contextmanager
-def _understood() -> Iterator[None]:
+def understood() -> Iterator[None]:
     """A configuration with nonsense in it may break transformers and torch anywhere, with any error."""
     try:
         yield
     except (ModelError, MemoryError):
         raise
+    except ValidationError as error:  # of what we make of it
+        wrong = error.errors()[0]
+        told = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+        raise UnsupportedModel(f"config.json of the base model cannot be used: {told}") from error
     except Exception as error:
         told = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}") from error
@@ -189,12 +212,13 @@ def _family_within(config: PretrainedConfig) -> Family:
     return known[text]
 
 
+@understood()
 def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | None = None) -> PreTrainedModel:
     """The whole causal LM on the meta device, with packed attention, frozen, in eval mode; of a model that also reads
     images its text part. ``family``: another than its type's. Raises UnsupportedModel.
     """
     family = family or family_of(config)
-    with _understood(), torch.device("meta"):
+    with torch.device("meta"):
         try:
             model = (
                 text_part(config, dtype, PACKED_ATTENTION)
@@ -227,6 +251,8 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     assert isinstance(layers, nn.ModuleList)
     check_shared_keys(layers, has_inputs=layer_inputs_of(model) > 0)
     check_not_quantised(model)
+    if family.copies is not None:
+        check_copies(text_config(model.config))
     if not all(getattr(module, "is_causal", True) for module in model.base_model.modules()):
         raise UnsupportedModel("bidirectional attention is not supported: use a causal language model")
     if family.uninformed is not None:
@@ -252,6 +278,7 @@ def layer_prefix(model: PreTrainedModel, layer: int) -> str:
     return f"{model.base_model_prefix}.{family_of(model.config).layers}.{layer}."
 
 
+@understood()
 def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
     config, layers = text_config(model.config), decoder_layers(model)

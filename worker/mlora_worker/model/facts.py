@@ -21,6 +21,7 @@ from mlora_worker.model.architecture import (
     parts_of,
     read_architecture,
     read_config,
+    understood,
 )
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.experts import ExpertStack
@@ -52,6 +53,7 @@ def stage_layers(architecture: Architecture, stages: int) -> tuple[range, ...]:
     return split_layers(architecture.layer_costs(), stages, architecture.embed_cost, architecture.head_cost)
 
 
+@understood()
 def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> ModelFacts:
     """Raises TooManyStages."""
     own = list(enumerate(stage_layers(architecture, stages)))
@@ -85,6 +87,7 @@ def _borders(architecture: Architecture, stages: list[range]) -> tuple[BorderSha
     return tuple(BorderShape(forward=border.width, backward=border.learnt) for border in found)
 
 
+@understood()
 def stage_shapes(
     folder: Path, stages: int, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> tuple[StageShape, ...]:

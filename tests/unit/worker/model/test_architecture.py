@@ -103,6 +103,16 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
             "a token takes 9 of 8 experts",
         ),
         ({"model_type": "no-such-model"}, "no-such-model"),
+        # transformers would make a list of them all.
+        (
+            {"model_type": "llama4_text", "num_hidden_layers": 10**12},
+            "num_hidden_layers is 1000000000000, .* 4096",
+        ),
+        ({"model_type": "qwen2", "num_hidden_layers": 1e12}, "num_hidden_layers is .* more than 4096"),
+        (
+            {"model_type": "llama4", "text_config": {"num_hidden_layers": 10**12}},
+            "num_hidden_layers is 1000000000000",
+        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised \(gptq\)"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
@@ -179,6 +189,18 @@ def tiny(model_type: str, **options: Any) -> Any:
                 "gemma4", text_config={"num_hidden_layers": 6, "num_kv_shared_layers": 6}, vision_config=None
             ),
             "layer 0 uses keys .* num_kv_shared_layers in config.json is too large",
+        ),
+        (
+            "a copy that there is not",
+            AutoConfig.for_model(
+                "gemma3n_text", num_hidden_layers=5, num_kv_shared_layers=0, altup_active_idx=4
+            ),
+            "altup_active_idx is 4, which must be at least 0 and below altup_num_inputs, which is 4",
+        ),
+        (
+            "heads without numbers",
+            AutoConfig.for_model("gemma3n_text", num_hidden_layers=12, num_kv_shared_layers=6, head_dim=0),
+            "config.json of the base model cannot be used: ZeroDivisionError",
         ),
         ("another tower", AutoConfig.for_model("paligemma"), "paligemma is not supported"),
         ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),

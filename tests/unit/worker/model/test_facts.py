@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
 
 from mlora_worker.model.architecture import read_architecture
-from mlora_worker.model.errors import InvalidTarget, ModelError, TooManyStages, UnknownTargetModule
+from mlora_worker.model.errors import (
+    InvalidTarget,
+    ModelError,
+    TooManyStages,
+    UnknownTargetModule,
+    UnsupportedModel,
+)
 from mlora_worker.model.facts import model_facts, resolve_targets
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
 
@@ -33,6 +40,17 @@ def test_facts_count_each_linear_module_once(facts: ModelFacts) -> None:
 def test_facts_refuse_more_stages_than_layers(small_model: Any) -> None:
     with pytest.raises(TooManyStages):
         model_facts(small_model("llama").folder, 4, torch.float32)
+
+
+def test_facts_that_no_report_may_have_are_refused_in_one_line(small_model: Any) -> None:
+    folder = small_model("llama").folder
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2**31}))
+    with pytest.raises(UnsupportedModel) as caught:
+        model_facts(folder, 1, torch.float32)
+    assert str(caught.value) == (
+        "config.json of the base model cannot be used: out_features: Input should be less than 2147483648"
+    )
 
 
 def test_facts_name_each_module_with_its_layers(facts: ModelFacts) -> None:
