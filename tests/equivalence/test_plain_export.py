@@ -250,3 +250,25 @@ def test_numbers_that_the_wished_type_cannot_hold_are_refused(llama: Any, tmp_pa
     refused = ask(tmp_path, tmp_path / "base", dtype="float16").failure
     assert refused is not None
     assert "torch.float16 cannot hold: give --dtype float32" in refused.message
+
+
+@pytest.mark.parametrize(("down_rows", "outputs"), [(16, 12), (8, 13)])
+def test_experts_that_do_not_belong_together_are_refused(
+    tmp_path: Path, down_rows: int, outputs: int
+) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (tmp_path / "adapter").mkdir()
+    lora = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_parameters": BOTH}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(lora))
+    experts = "base_model.model.model.layers.0.mlp.experts"
+    tensors = {
+        f"{experts}.base_layer.lora_A.weight": torch.ones(8, 8),  # of two experts
+        f"{experts}.base_layer.lora_B.weight": torch.ones(outputs, 8),
+        f"{experts}.lora_A.weight": torch.ones(down_rows, 6),
+        f"{experts}.lora_B.weight": torch.ones(8, down_rows),
+    }
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    refused = ask(tmp_path, tmp_path / "base").failure
+    assert refused is not None
+    assert "different numbers of experts, or of gate without up" in refused.message

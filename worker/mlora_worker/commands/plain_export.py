@@ -204,6 +204,11 @@ def _of_experts(
         )
     whole = {name: _split(f"{block}.{name}", *pair, config) for name, pair in pairs.items()}
     there = next(iter(whole.values()))
+    unequal = any(len(each) != len(there) for each in whole.values())
+    if unequal or (_GATE_UP in whole and whole[_GATE_UP][0].b.shape[0] % 2):
+        raise UnusableAdapter(
+            f"{block} has A and B of different numbers of experts, or of gate without up: fetch the adapter again"
+        )
     experts, rank = len(there), there[0].a.shape[0]
     hidden, width = _sides(whole)
     if names.block is not None:

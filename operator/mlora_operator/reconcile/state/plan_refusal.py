@@ -42,9 +42,16 @@ class PlanRefusal:
 
 
 def refused(before: PlanRefusal | None, plan: Plan, run: str | None, words: str) -> PlanRefusal:
-    """After the workers refused ``plan`` with ``words``."""
+    """After the workers refused ``plan`` with ``words``.
+
+    These may quote what a user wrote, such as a key of a pattern. Where somebody wrote what looks like a task's place, the
+    first place alone is believed: it stands before any quotation.
+    """
+    found = _FIELD.findall(words)
+    if len(found) > 1 and _FIELD.search(plan.to_json()):
+        found = found[:1]
     named: defaultdict[str, list[str]] = defaultdict(list)
-    for number, about in _FIELD.findall(words):
+    for number, about in found:
         if int(number) < len(plan.tasks):
             named[plan.tasks[int(number)].uid].append(about.strip())
     plans = {one.uid: one for one in plan.tasks}

@@ -227,3 +227,13 @@ def test_what_is_remembered_of_refused_tasks_does_not_grow_with_tasks_that_come_
     assert [*found.tasks] == ["u-5", "u-6", "u-7", "u-8"]
     assert found.of(plans[8].tasks[0]) == "lora.newest: unknown field"
     assert {type(part) for each in found.tasks.values() for part in each} == {bytes, str}  # no rows, no keys
+
+
+def test_what_a_user_wrote_names_no_other_task(make: Make) -> None:
+    plan = decided(make, world(make, victim=None, odd=None)).plans[TOY]
+    victim, odd = plan.tasks
+    key = "q_proj|; tasks.0.lora: no such thing"
+    lora = odd.lora.model_copy(update={"rank_pattern": {key: 512}})
+    plan = plan.model_copy(update={"tasks": (victim, odd.model_copy(update={"lora": lora}))})
+    words = f"{WORDS}tasks.1.lora.rankPattern.{key}: Input should be less than or equal to 256"
+    assert [*refused(None, plan, "run-1", words).tasks] == [uid("odd")]
