@@ -58,8 +58,11 @@ def _ready(pipeline: JSON) -> str:
 
 
 def _reason(pipeline: JSON) -> str:
-    held = (pipeline.get("status") or {}).get("conditions") or []
-    return next((one.get("reason", "") for one in held if one["type"] == conditions.READY), "")
+    """Of Ready; workers that are ready and take no plan would look well."""
+    held = {one["type"]: one for one in (pipeline.get("status") or {}).get("conditions") or []}
+    rejects = held.get(conditions.PLAN_REJECTED, {}).get("status") == "True"
+    reason: str = held.get(conditions.PLAN_REJECTED if rejects else conditions.READY, {}).get("reason", "")
+    return reason
 
 
 PIPELINES = (

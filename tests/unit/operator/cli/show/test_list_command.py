@@ -118,3 +118,17 @@ def test_another_kubeconfig_can_be_named(
     missing = mlora("list", "--kubeconfig", "/nowhere/either")
     assert missing.code == exit_codes.UNREACHABLE
     assert "no kubeconfig at /nowhere/either" in missing.err
+
+
+@pytest.mark.parametrize(("rejects", "reason"), [("True", "WorkersRejectTask"), ("False", "AllStagesLoaded")])
+def test_a_pipeline_whose_workers_reject_the_plan_shows_that(
+    kube: KubeServer, rejects: str, reason: str
+) -> None:
+    held = [
+        {"type": "Ready", "status": "True", "reason": "AllStagesLoaded"},
+        {"type": "PlanRejected", "status": rejects, "reason": "WorkersRejectTask"},
+    ]
+    status = {"state": "Ready", "conditions": held}
+    kube.has("lorapipelines", "base", {"model": {"name": "acme/base"}, "stages": 1}, status)
+    _, one = mlora("list", "--pipelines").out.splitlines()
+    assert cells(one)[:3] == ["base", "Ready", reason]
