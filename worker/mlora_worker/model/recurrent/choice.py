@@ -69,6 +69,8 @@ def take_kernels(layers: nn.Module, library: Callable[[], Library], launch: Laun
             found = library()
         except ImportError as error:
             why = f"there is no flash-linear-attention ({error})"
+        except Exception as error:  # as below: it may not fit the compiler that is there
+            why = f"flash-linear-attention cannot be imported: {type(error).__name__}: {error}"
         else:
             scanning = taken._replace(delta_rule=found.delta_rule, scan=found.scan)
             why = _fault(layers, scanning)

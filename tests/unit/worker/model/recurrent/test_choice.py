@@ -88,6 +88,10 @@ def absent() -> choice.Library:
     raise ImportError("No module named 'fla'")
 
 
+def unfit() -> choice.Library:
+    raise AttributeError("no such function")
+
+
 @pytest.fixture
 def stage(small_model: Callable[..., Saved]) -> Callable[[str], Stage]:
     def make(kind: str) -> Stage:
@@ -138,6 +142,7 @@ def test_with_the_kernels_a_stage_computes_what_it_does_row_by_row(
         (Crowded, "gives a row of 1 tokens other bits beside others than alone"),
         (Failing, "failed: NotImplementedError: this device is too old"),
         (absent, "there is no flash-linear-attention (No module named 'fla')"),
+        (unfit, "flash-linear-attention cannot be imported: AttributeError: no such function"),
     ],
 )
 def test_a_library_that_does_not_hold_is_not_taken_and_the_log_says_why(
