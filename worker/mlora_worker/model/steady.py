@@ -20,10 +20,14 @@ from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
+from mlora_worker.model.recurrent.plain import (
+    Lfm2MLP,
+    Lfm2MoeMLP,
+    Qwen3_5Attention,
+    Qwen3_5MoeAttention,
+    Qwen3NextAttention,
+)
 from mlora_worker.model.rotation import calling
 from mlora_worker.runtime.numba_loops import spread
 
@@ -31,6 +35,7 @@ _ONE_THREADS = 2**14  # elements that torch gives to one thread at least; of GEL
 _VECTORS = 64  # elements of a turn of its loops, at most
 _SILU = (nn.SiLU, SiLUActivation)
 _WITH_GATES = (AfmoeAttention, Qwen3_5Attention, Qwen3_5MoeAttention, Qwen3NextAttention)
+_WITH_SILU = (Lfm2MLP, Lfm2MoeMLP)  # called, where others have a module
 _Op = Callable[..., object]
 _GELU = (torch.ops.aten.gelu.out, torch.ops.aten.gelu_backward.grad_input)
 
@@ -49,9 +54,13 @@ def in_parts(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return torch.cat([function(*(one[part] for one in tensors)) for part in parts_of(slice(0, rows), size)])
 
 
+def steady_silu(x: Tensor) -> Tensor:
+    return _steadily(x, torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input, by_output=False)
+
+
 class SteadySilu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return _steadily(x, torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input, by_output=False)
+        return steady_silu(x)
 
 
 class SteadyGelu(nn.Module):
@@ -143,6 +152,15 @@ class _Torch:
         return getattr(torch, name)
 
 
+class _Functional:
+    """torch.nn.functional, with another SiLU."""
+
+    silu = staticmethod(steady_silu)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(nn.functional, name)
+
+
 def make_steady(model: PreTrainedModel) -> None:
     """Put these in the place of transformers' below ``model``."""
     for module in list(model.modules()):
@@ -157,6 +175,8 @@ def make_steady(model: PreTrainedModel) -> None:
         if type(module) in _WITH_GATES:
             forward = inspect.unwrap(type(module).forward)
             module.__class__ = calling(type(module), forward, "torch", _Torch())
+        elif type(module) in _WITH_SILU:
+            module.__class__ = calling(type(module), type(module).forward, "F", _Functional())
 
 
 def _gelu(module: nn.Module) -> str | None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
+    LlamaConfig,
+)
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -26,6 +34,9 @@ from mlora_worker.model.steady import (
 )
 
 ROWS, MORE = 101, (102, 205, 377)
+LFM2 = [(Lfm2Config, Lfm2ForCausalLM), (Lfm2MoeConfig, Lfm2MoeForCausalLM)]
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+WIDE = {"intermediate_size": 4864, "block_auto_adjust_ff_dim": False}
 
 
 @pytest.fixture(params=[1, 3, 5])
@@ -142,3 +153,18 @@ def test_the_activation_of_a_models_token_does_not_depend_on_the_others(activati
     x = drawn(377, 4864, torch.float32)
     whole, alone = with_gradient(function, x), with_gradient(function, x[:ROWS])
     assert all(torch.equal(found[:ROWS], wanted) for found, wanted in zip(whole, alone, strict=True))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("config", "causal"), LFM2, ids=["dense", "mixture"])
+def test_a_feed_forward_that_calls_its_activation_is_no_exception(config: Any, causal: Any) -> None:
+    model = causal(config(vocab_size=8, layer_types=["conv"], **TINY, **WIDE)).requires_grad_(False)
+    make_steady(model)
+    mlp = model.model.layers[0].feed_forward
+    seen: list[Tensor] = []
+    mlp.w2.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    x = drawn(377, 8, torch.float32)
+    mlp.w1.forward = mlp.w3.forward = lambda rows: drawn(377, 4864, torch.float32)[: len(rows)]
+    for rows in (x, x[:ROWS]):
+        mlp(rows)
+    assert torch.equal(seen[0][:ROWS], seen[1])
