@@ -45,7 +45,7 @@ KERNELS = (
     "tests/unit/worker/model/test_triton_loss.py",
     "tests/unit/worker/model/test_fused_on_gpu.py",
 )
-STATES = tuple(f"tests/unit/worker/model/recurrent/{name}.py" for name in ("test_convolution", "scans"))
+STATES = ("tests/unit/worker/model/recurrent/test_convolution.py", "tests/integration/worker/scans.py")
 PROCESSES = 6  # that compile kernels side by side, where pytest-xdist is there
 ENGINE = "tests/integration/worker/test_on_gpu.py"
 
