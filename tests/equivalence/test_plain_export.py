@@ -232,7 +232,7 @@ def test_what_cannot_be_plain_is_refused_and_nothing_is_left(
     save_file(load_file(path) | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, path)
     refused = ask(tmp_path, tmp_path / "base").failure
     assert refused is not None
-    assert "lm_head.weight is no A or B of a module, so it would be lost" in refused.message
+    assert "lm_head.weight is neither A nor B of a module and would be lost" in refused.message
     saved = small_model("gpt_oss", **FAMILY["gpt_oss"])
     adapter_of(saved.model, tmp_path / "adapter", target_parameters=BOTH)
     refused = ask(tmp_path, saved.folder).failure

@@ -158,7 +158,7 @@ def _products(
         if not key.endswith(_A):
             if not key.endswith(_B):
                 raise UnusableAdapter(
-                    f"{key} is no A or B of a module, so it would be lost: merge the adapter into its base with --merged"
+                    f"{key} is neither A nor B of a module and would be lost: merge the adapter into its base with --merged"
                 )
             continue
         b = tensors[key.removesuffix(_A) + _B]
