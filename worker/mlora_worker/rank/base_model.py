@@ -25,6 +25,8 @@ from mlora_worker.storage.object_store.store import read_hub_token
 
 log = logging.getLogger(__name__)
 
+_WHOLE = 64 * 2**20  # bytes
+
 
 def open_model(config: WorkerConfig) -> ModelFiles:
     store = pipelines_store(config)
@@ -71,10 +73,11 @@ def stage_report(
 
 def capacity_bytes(device: torch.device) -> int:
     """What torch may have of the device's memory: neither the libraries' contexts and channels that are open by now, nor
-    what other processes hold. On CPU the container's limit, or the machine's memory."""
+    what other processes hold; in whole steps, since what contexts take differs a little from start to start, and the
+    operator hears few reports of other stages in an hour. On CPU the container's limit, or the machine's memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device))
+        return int(free + torch.cuda.memory_reserved(device)) // _WHOLE * _WHOLE
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
