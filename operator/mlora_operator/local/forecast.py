@@ -131,7 +131,7 @@ def forecast(
         stages=tuple(
             StageForecast(
                 shape,
-                _weights(shape, device, memory),
+                _weights(shape, answer.stages, device, memory),
                 cost.per_token / whole,
                 shape.stage == 0,
                 shape is answer.stages[-1],
@@ -168,7 +168,7 @@ def _memory_model(
                 first_layer=shape.first_layer,
                 last_layer=shape.last_layer,
                 device=device,
-                resident_bytes=_weights(shape, device, memory),
+                resident_bytes=_weights(shape, shapes, device, memory),
                 capacity_bytes=memory.bytes[shape.stage] if memory.bytes is not None else UNKNOWN_MEMORY,
                 input_groups=groups.get(shape.stage, ()),
                 quantized=shape.quantized,
@@ -193,10 +193,13 @@ def _longest(spec: LoRATaskSpec, facts: ModelFacts) -> int:
     return _demand(spec, facts).longest_row
 
 
-def _weights(shape: StageShape, device: str, memory: DeviceMemory) -> int:
+def _weights(shape: StageShape, shapes: Sequence[StageShape], device: str, memory: DeviceMemory) -> int:
     """Bytes, with kernels of another library where a worker may choose it, which depends on its processor, too."""
     budget = memory.bytes[shape.stage] if memory.bytes is not None else None
-    chooses = shape.products is None and device == "cpu" and may_choose(shape.parameters, budget)
+    parameters = sum(
+        one.parameters for one in shapes
+    )  # of a tied head twice, if it is cut; the worker's is exact
+    chooses = shape.products is None and device == "cpu" and may_choose(parameters, budget)
     return shape.resident_bytes + (KERNEL_BYTES if chooses else 0)
 
 
@@ -315,7 +318,9 @@ def _assumed(
             yield f"{task.key.name}: its rows were not read{why}; each is assumed to have {longest} tokens"
         elif answer.rows is not None and not answer.rows.whole:
             yield f"{task.key.name}: the other rows are assumed to be like the first {answer.rows.counts.rows}"
-    if any(one.products is None and _weights(one, device, memory) > one.resident_bytes for one in shapes):
+    if any(
+        one.products is None and _weights(one, shapes, device, memory) > one.resident_bytes for one in shapes
+    ):
         yield (
             "weights: with 192 MiB for kernels of oneDNN, which is faster on some processors; a worker chooses when it "
             "starts, and its report says what it took"

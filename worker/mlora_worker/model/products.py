@@ -28,8 +28,8 @@ def choose_products(
     why = no_choice(dtype, device)
     if why is not None:  # so the shapes are not looked at
         return plainly(why)
-    shape = stage_shapes(folder, stages, dtype)[stage]
-    room = may_choose(shape.parameters, budget)
+    (whole,) = stage_shapes(folder, 1, dtype)
+    room = may_choose(whole.parameters, budget)
     return choose(_matrices(read_architecture(folder), stage, stages), dtype, device, room=room)
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 KERNEL_BYTES = 192 * 2**20
 # Of a stage's budget, what they may take. Where they would take more, the memory is for the tasks.
 _SHARE = 0.1
-# Weights of a stage below which a choice by time would be one by chance, and kernels for each new number of rows (0.6 ms
+# Weights of a model below which a choice by time would be one by chance, and kernels for each new number of rows (0.6 ms
 # each, measured) would take as long as the products.
 _FEWEST = 2**24
 
 
 def may_choose(parameters: int, budget: int | None) -> bool:
-    """``parameters``: of the stage. ``budget``: of the stage, bytes; None: not known."""
+    """``parameters``: of the whole model, so that its stages choose alike, however it is cut. ``budget``: of the stage,
+    bytes; None: not known."""
     return parameters >= _FEWEST and (budget is None or _SHARE * budget >= KERNEL_BYTES)
