@@ -18,7 +18,7 @@ from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
-from mlora_operator.reconcile.state.isolation import Isolation, culprits
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.serving import ServedModels
 from mlora_operator.reconcile.state.snapshot import (
     ConfigMapText,
@@ -61,12 +61,9 @@ def acceptances(
         try:
             return work(found, tasks)
         except Exception:
-            odd = culprits(tasks, lambda some: work(found, some, OutputClaims()))
+            odd = isolation.isolate_culprits(tasks, lambda some: work(found, some, OutputClaims()))
             if not odd:
                 raise
-        for task in tasks:
-            if task.key in odd:
-                isolation.isolate_task(task, odd[task.key])
         memo.claims = OutputClaims()
         apart = {task.key: judge.isolated(task) for task in open_tasks if task.key in odd}
         return work(found | apart, [task for task in tasks if task.key not in odd])

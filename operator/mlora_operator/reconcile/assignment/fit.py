@@ -9,7 +9,7 @@ from functools import partial
 from mlora_operator.memory.scheduler_memory import SchedulerMemory, scheduler_memory
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import PipelineViews
-from mlora_operator.reconcile.state.isolation import Isolation, culprits
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
 
 
@@ -44,16 +44,7 @@ class PipelineMemories:
             model = memory_model(self.views.of(pipeline, tuple(some)))
             return scheduler_memory(model) if model is not None else None
 
-        try:
-            return work(tasks)
-        except Exception:
-            odd = culprits(tasks, work)
-            if not odd:
-                raise
-        for task in tasks:
-            if task.key in odd:
-                self._isolation.isolate_task(task, odd[task.key])
-        return work([task for task in tasks if task.key not in odd])
+        return self._isolation.try_together(tasks, work)
 
     def suits(self, task: Task, pipeline: Pipeline) -> bool:
         """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not.

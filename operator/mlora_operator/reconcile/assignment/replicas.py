@@ -23,7 +23,7 @@ from mlora_operator.reconcile.assignment.fit import FreeMemory, PipelineMemories
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Manifest
-from mlora_operator.reconcile.state.isolation import Isolation, culprits
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Key,
@@ -184,16 +184,7 @@ def _deal_apart(
     def work(some: Sequence[Task]) -> list[tuple[Task, Pipeline]]:
         return _deal(family, some, snapshot, memories)
 
-    try:
-        return work(tasks)
-    except Exception:
-        odd = culprits(tasks, work)
-        if not odd:
-            raise
-    for task in tasks:
-        if task.key in odd:
-            isolation.isolate_task(task, odd[task.key])
-    return work([task for task in tasks if task.key not in odd])
+    return isolation.try_together(tasks, work)
 
 
 def _deal(

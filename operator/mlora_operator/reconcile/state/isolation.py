@@ -79,6 +79,27 @@ class Isolation:
             self.try_task(task, partial(work, task), nothing)
         return tuple(task for task in tasks if task.key not in self.tasks)
 
+    def isolate_culprits(
+        self, tasks: Sequence[Task], work: Callable[[tuple[Task, ...]], object]
+    ) -> frozenset[Key]:
+        """Of ``tasks``, with which ``work`` raised, those without which it raises nothing; see ``culprits``."""
+        odd = culprits(tasks, work)
+        for task in tasks:
+            if task.key in odd:
+                self.isolate_task(task, odd[task.key])
+        return frozenset(odd)
+
+    def try_together(self, tasks: Sequence[Task], work: Callable[[Sequence[Task]], T]) -> T:
+        """What ``work`` says of tasks that are judged together. Those with which it raises are isolated and left out; what
+        it raises without any task is raised."""
+        try:
+            return work(tasks)
+        except Exception:
+            odd = self.isolate_culprits(tasks, work)
+            if not odd:
+                raise
+        return work([task for task in tasks if task.key not in odd])
+
     def as_judged(self, task: Task) -> Task:
         """A task that is isolated, as one whose spec is not understood."""
         fault = self.tasks.get(task.key)

@@ -9,7 +9,7 @@ from datetime import datetime
 from mlora_operator.reconcile.admission.admit import AdmissionMemo, admissions, ordered
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.admission.workload import sent_admissions
-from mlora_operator.reconcile.state.isolation import Isolation, culprits, not_understood
+from mlora_operator.reconcile.state.isolation import Isolation, not_understood
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.reconcile.workers.scale import wanted_by
 from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
@@ -43,12 +43,9 @@ def demand_of(
     try:
         return _demand(look(tasks), known, now)
     except Exception:
-        found = culprits(tasks, lambda some: _demand(look(some), AdmissionMemo(), now))
+        found = isolation.isolate_culprits(tasks, lambda some: _demand(look(some), AdmissionMemo(), now))
         if not found:
             raise
-    for task in tasks:
-        if task.key in found:
-            isolation.isolate_task(task, found[task.key])
     contact = look(()).contact
     kept = tuple(
         not_understood(task, isolation.tasks[task.key]) if task.key in found else task
