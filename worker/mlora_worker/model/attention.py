@@ -60,6 +60,12 @@ class PackedRows:
         return max(self.lengths)
 
     @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each row's tokens lie."""
+        ends = accumulate(self.lengths)
+        return tuple(slice(end - length, end) for end, length in zip(ends, self.lengths, strict=True))
+
+    @cached_property
     def position_ids(self) -> Tensor:
         """[1, tokens] int64: each row counts from 0."""
         return to_device(torch.cat([torch.arange(length) for length in self.lengths])[None], self.device)
@@ -138,13 +144,17 @@ def packed_attention(
     del module, attention_mask  # the boundaries say it all
     if options.get("position_bias") is not None or dropout:
         raise ValueError(f"packed attention does not know {'dropout' if dropout else 'position_bias'}")
+    plain = softcap is None and s_aux is None
+    if plain and computes_rows(query):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return row_attention(query, key, value, packed.slices, scale, sliding_window), None
     size = value.shape[-1]
     if (
         size < query.shape[-1]
     ):  # latent attention: fused kernels want sizes that are alike, and zeros change nothing
         value = pad(value, (0, query.shape[-1] - size))
     half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-    if HAS_VARLEN and half and softcap is None and s_aux is None:
+    if HAS_VARLEN and half and plain:
         out = attention_of_packed_halves(query, key, value, packed, scaling, sliding_window)
     else:
         out = _row_by_row(query, key, value, packed, scaling, sliding_window, softcap, s_aux)
@@ -186,13 +196,10 @@ def _row_by_row(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    plain = softcap is None and sinks is None
-    if plain and computes_rows(query):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return row_attention(query, key, value, packed.lengths, scale, window)
     groups, dtype = query.shape[1] // key.shape[1], query.dtype
     wide = product_dtype(dtype, query.device)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
+    plain = softcap is None and sinks is None
     grouped = groups > 1 and plain and _knows_grouped_heads(query.device.type, wide)
     if groups > 1 and not grouped:
         key, value = _repeat(key, groups), _repeat(value, groups)

@@ -31,14 +31,14 @@ def computes_rows(query: Tensor) -> bool:
 
 
 def row_attention(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float, window: int | None
+    query: Tensor, key: Tensor, value: Tensor, rows: Sequence[slice], scale: float, window: int | None
 ) -> Tensor:
     """query [1, heads, tokens, size], key [1, key heads, tokens, size], value [1, key heads, tokens, value size] ->
     [1, tokens, heads, value size].
 
-    ``lengths``: tokens of each row. ``window``: a token sees itself and the ``window - 1`` tokens before it.
+    ``rows``: the tokens of each. ``window``: a token sees itself and the ``window - 1`` tokens before it.
     """
-    out: Tensor = _RowAttention.apply(query, key, value, tuple(lengths), scale, window)
+    out: Tensor = _RowAttention.apply(query, key, value, rows, scale, window)
     return out
 
 
@@ -49,16 +49,16 @@ class _RowAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        lengths: tuple[int, ...],
+        rows: Sequence[slice],
         scale: float,
         window: int | None,
     ) -> Tensor:
         heads, tokens = query.shape[1:3]
         out = query.new_empty(tokens, heads, value.shape[-1])
         logs = query.new_empty(heads, tokens, dtype=torch.float32)
-        for rows in _rows(lengths):
-            q, k, v = (_own(tensor[0, :, rows]) for tensor in (query, key, value))
-            row_out, row_logs = out[rows].transpose(0, 1), logs[:, rows]
+        for one in rows:
+            q, k, v = (_own(tensor[0, :, one]) for tensor in (query, key, value))
+            row_out, row_logs = out[one].transpose(0, 1), logs[:, one]
             for own, keys in _blocks(q.shape[1], window):
                 scores = _grouped(q[:, own], len(k)) @ k[:, keys].transpose(1, 2)
                 log, inverse = (scores.new_empty(scores.shape[0] * scores.shape[1]) for _ in range(2))
@@ -67,17 +67,17 @@ class _RowAttention(torch.autograd.Function):
                 row_out[:, own] = part.view(heads, -1, part.shape[-1])
                 row_logs[:, own] = log.view(heads, -1)
         ctx.save_for_backward(query, key, value, out, logs)
-        ctx.lengths, ctx.scale, ctx.window = lengths, scale, window
+        ctx.rows, ctx.scale, ctx.window = rows, scale, window
         return out[None]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, logs = ctx.saved_tensors
         found = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        for rows in _rows(ctx.lengths):
-            q, k, v = (_own(tensor[0, :, rows]) for tensor in (query, key, value))
-            grad, row_out = (_own(tensor[rows].transpose(0, 1)) for tensor in (grads[0][0], out))
-            dots, row_logs = row_out.mul_(grad).sum(-1), logs[:, rows]
+        for one in ctx.rows:
+            q, k, v = (_own(tensor[0, :, one]) for tensor in (query, key, value))
+            grad, row_out = (_own(tensor[one].transpose(0, 1)) for tensor in (grads[0][0], out))
+            dots, row_logs = row_out.mul_(grad).sum(-1), logs[:, one]
             grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
             for own, keys in _blocks(q.shape[1], ctx.window):
                 own_q, own_grad = _grouped(q[:, own], len(k)), _grouped(grad[:, own], len(k))
@@ -90,15 +90,8 @@ class _RowAttention(torch.autograd.Function):
                 grad_k[:, keys].baddbmm_(slopes.transpose(1, 2), own_q)
             made = (grad_q.mul_(ctx.scale), grad_k.mul_(ctx.scale), grad_v)
             for whole, part in zip(found, made, strict=True):
-                whole[0, :, rows] = part
+                whole[0, :, one] = part
         return (*found, None, None, None)
-
-
-def _rows(lengths: Sequence[int]) -> Iterator[slice]:
-    start = 0
-    for length in lengths:
-        yield slice(start, start + length)
-        start += length
 
 
 def _own(row: Tensor) -> Tensor:

@@ -38,9 +38,8 @@ def softmax(
     """
     flat = scores.view(-1, scores.shape[-1]).numpy()
     whole, kernel = flat.view(np.int32), _kernels().softmax
-    base, place = np.float32(scale * _LOG2_E), (own.start - keys.start, own.stop - own.start, window or 0)
-    logs, inverses = log.numpy(), inverse.numpy()
-    spread(lambda rows: kernel(flat, whole, rows.start, rows.stop, *place, base, logs, inverses), *flat.shape)
+    place, logs, inverses = _place(own, keys, window, scale), log.numpy(), inverse.numpy()
+    spread(lambda rows: kernel(flat, whole, rows.start, rows.stop, *place, logs, inverses), *flat.shape)
 
 
 def slopes(
@@ -58,9 +57,14 @@ def slopes(
     ``dot`` [queries]: of the output and its gradient; both 0 where a query does not see a key.
     """
     flat, other = (one.view(-1, one.shape[-1]).numpy() for one in (weights, slopes))
-    base, place = np.float32(scale * _LOG2_E), (own.start - keys.start, own.stop - own.start, window or 0)
-    logs, dots, kernel = log.numpy(), dot.numpy(), _kernels().slopes
-    spread(lambda rows: kernel(flat, other, rows.start, rows.stop, *place, base, logs, dots), *flat.shape)
+    place, logs, dots, kernel = _place(own, keys, window, scale), log.numpy(), dot.numpy(), _kernels().slopes
+    spread(lambda rows: kernel(flat, other, rows.start, rows.stop, *place, logs, dots), *flat.shape)
+
+
+def _place(own: slice, keys: slice, window: int | None, scale: float) -> tuple[int, int, int, np.float32]:
+    """As the loops take it: the first query's place among the keys, how many queries, the window or 0, and what a score is
+    multiplied by to be an exponent of two."""
+    return own.start - keys.start, own.stop - own.start, window or 0, np.float32(scale * _LOG2_E)
 
 
 class _Compiled:
@@ -92,6 +96,13 @@ def _power(exponent: Any) -> Any:
 
 
 @part_of_kernels
+def _seen(row: Any, first: Any, queries: Any, window: Any) -> Any:
+    """Which keys a query sees: from the first one on to before the second."""
+    end = first + row % queries + 1
+    return (max(0, end - window) if window else 0), end
+
+
+@part_of_kernels
 def _in_order(bits: Any) -> Any:
     """A float32's bits as an integer that is the larger, the larger the number is; and back. Compilers find the largest
     integer in many lanes, and the largest number one by one."""
@@ -103,8 +114,7 @@ def _softmax(
     inverse: Any,
 ) -> None:  # fmt: skip
     for row in range(start, stop):
-        end = first + row % queries + 1
-        begin = max(0, end - window) if window else 0
+        begin, end = _seen(row, first, queries, window)
         # Loops that begin at 0: an index that may be negative would keep them from wide instructions.
         own, own_bits = scores[row, begin:end], bits[row, begin:end]
         highest = np.int32(-0x80000000)
@@ -127,8 +137,7 @@ def _slopes(
     dot: Any,
 ) -> None:  # fmt: skip
     for row in range(start, stop):
-        end = first + row % queries + 1
-        begin = max(0, end - window) if window else 0
+        begin, end = _seen(row, first, queries, window)
         own, other = weights[row, begin:end], slopes[row, begin:end]
         log_of_row, dot_of_row = log[row], dot[row]
         for key in range(len(own)):

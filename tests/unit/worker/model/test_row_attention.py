@@ -6,9 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.row_attention import computes_rows, row_attention
 
 SCALE = 0.3
+
+
+def rows_of(*lengths: int) -> tuple[slice, ...]:
+    return PackedRows(lengths, torch.device("cpu")).slices
 
 
 def heads_of(*counts: int, tokens: int, size: int = 16, seed: int = 0) -> list[Tensor]:
@@ -42,7 +47,7 @@ def test_a_row_of_any_number_of_blocks(
     length: int, window: int | None, dtype: torch.dtype, close: float
 ) -> None:
     states = [one.detach().to(dtype).requires_grad_() for one in heads_of(6, 2, 2, tokens=length)]
-    out = row_attention(states[0], states[1], states[2], (length,), SCALE, window)
+    out = row_attention(states[0], states[1], states[2], rows_of(length), SCALE, window)
     wanted = written_out(states[0], states[1], states[2], window)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), wanted, rtol=close, atol=close)
@@ -57,7 +62,7 @@ def test_a_row_of_any_number_of_blocks(
 def test_values_of_another_size() -> None:
     query, key = heads_of(4, 4, tokens=70, size=24)
     (value,) = heads_of(4, tokens=70, size=16, seed=1)
-    out = row_attention(query, key, value, (70,), SCALE, None)
+    out = row_attention(query, key, value, rows_of(70), SCALE, None)
     assert out.shape == (1, 70, 4, 16)
     torch.testing.assert_close(out.double(), written_out(query, key, value, None), rtol=1e-5, atol=1e-5)
 
@@ -73,13 +78,13 @@ def test_a_row_has_the_same_bits_beside_any_neighbours(
         one.detach().to(dtype).requires_grad_() for one in heads_of(6, 2, 2, tokens=sum(lengths), size=size)
     ]
     upstream = torch.randn(1, sum(lengths), 6, size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    out = row_attention(states[0], states[1], states[2], lengths, SCALE, window)
+    out = row_attention(states[0], states[1], states[2], rows_of(*lengths), SCALE, window)
     grads = gradients(out, states, upstream)
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
         own = [one.detach()[:, :, rows].clone().requires_grad_() for one in states]
-        alone = row_attention(own[0], own[1], own[2], (length,), SCALE, window)
+        alone = row_attention(own[0], own[1], own[2], rows_of(length), SCALE, window)
         assert torch.equal(alone, out[:, rows])
         for found, wanted in zip(gradients(alone, own, upstream[:, rows]), grads, strict=True):
             assert torch.equal(found, wanted[:, :, rows])
@@ -92,7 +97,7 @@ def test_what_is_not_finite_stays_so_in_its_own_row(bad: float) -> None:
     states = heads_of(2, 2, 2, tokens=150)
     with torch.no_grad():
         states[1][0, 0, 10] = bad
-    out = row_attention(states[0], states[1], states[2], (100, 50), SCALE, None)
+    out = row_attention(states[0], states[1], states[2], rows_of(100, 50), SCALE, None)
     assert out[0, :10].isfinite().all()
     assert out[0, 10:100, 0].isnan().all(dim=-1).any()
     assert out[0, 100:].isfinite().all()
@@ -104,7 +109,7 @@ def test_what_is_not_finite_stays_so_in_its_own_row(bad: float) -> None:
 def test_scores_of_any_size_do_not_overflow() -> None:
     query, key, value = heads_of(2, 2, 2, tokens=80)
     large = [(one.detach() * 100).requires_grad_() for one in (query, key)]
-    out = row_attention(large[0], large[1], value, (80,), SCALE, None)
+    out = row_attention(large[0], large[1], value, rows_of(80), SCALE, None)
     torch.testing.assert_close(out.double(), written_out(*large, value, None), rtol=1e-3, atol=1e-3)
 
 

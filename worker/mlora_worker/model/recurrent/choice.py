@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -130,7 +129,7 @@ def _difference(module: LookingBack, kernels: Kernels) -> str | None:
     worst = max(_apart(*pair, rows) for pair in zip(found, wanted, strict=True))
     if not worst <= _TOLERANCES[weight.dtype]:
         return f"differs from torch by {worst:.1e}"
-    for length, own in zip(rows.lengths, _slices(rows), strict=True):
+    for length, own in zip(rows.lengths, rows.slices, strict=True):
         lonely = PackedRows((length,), weight.device)
         given = (tuple(one[:, own].clone() for one in parts), upstream[:, own].clone())
         alone = _with_gradients(module, kernels, *given, lonely)
@@ -159,14 +158,8 @@ def _apart(found: Tensor, wanted: Tensor, rows: PackedRows) -> float:
         return torch.inf
     usual = wanted.double().square().mean().sqrt()
     worst = 0.0
-    for own in _slices(rows):
+    for own in rows.slices:
         one, other = found[:, own].double(), wanted[:, own].double()
         norm = torch.maximum(other.norm(), usual * other.numel() ** 0.5)
         worst = max(worst, float(((one - other).norm() / norm).nan_to_num(torch.inf, torch.inf)))
     return worst
-
-
-def _slices(rows: PackedRows) -> list[slice]:
-    return [
-        slice(end - length, end) for end, length in zip(accumulate(rows.lengths), rows.lengths, strict=True)
-    ]
