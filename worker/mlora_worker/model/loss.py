@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlora_worker.frozen.onednn import joins_rows
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.kernel_compiler import missing_for_triton
@@ -67,7 +68,7 @@ def supervised_together(labels: Tensor, task_tokens: Sequence[int], head_weight:
     """Supervised positions whose rows of logits are made together: those of each task, or all of them where the head
     multiplies many tasks' rows as one. What ``ChunkedCrossEntropy`` does, found out without a product."""
     counts = supervised_of_parts(labels, task_tokens)
-    by_library = head_weight.library != FrozenWeight.library and head_weight.dtype == torch.float32
+    by_library = head_weight.library != FrozenWeight.library and joins_rows(head_weight.dtype)
     return [sum(counts)] if by_library or head_weight.device.type == "cuda" else counts
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.frozen.plain import PlainWeight
-from mlora_worker.model.loss import IGNORED, ChunkedCrossEntropy, segment_losses
+from mlora_worker.model import loss
+from mlora_worker.model.loss import IGNORED, ChunkedCrossEntropy, segment_losses, supervised_together
 from mlora_worker.stream import footprint
 
 SEGMENTS = (7, 30, 1, 12)
@@ -136,3 +139,24 @@ def test_half_precision_keeps_the_softmax_in_float32() -> None:
         torch.autograd.grad(loss, hidden, retain_graph=True)[0] for loss in (found.sum(), wanted)
     )
     assert (gradient - expected).float().norm() < 0.02 * expected.float().norm()
+
+
+@pytest.mark.parametrize("kind", [PlainWeight, OneDnnWeight], ids=["torch", "oneDNN"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_memory_is_told_of_is_what_is_multiplied_together(
+    dtype: torch.dtype, kind: type[PlainWeight], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of each task, or all of them where the library's rows know nothing of each other."""
+    if not available(dtype):
+        pytest.skip(f"this processor does not multiply {dtype} in oneDNN")
+    hidden, labels, norm, weight = example(dtype)
+    multiplied, plain = list[int](), loss._chunk
+
+    def noted(normed: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        multiplied.append(len(normed))
+        return plain(normed, *others)
+
+    monkeypatch.setattr(loss, "_chunk", noted)
+    head = kind(weight)
+    segment_losses(hidden, labels, SEGMENTS, norm, head)
+    assert multiplied == [count for count in supervised_together(labels, SEGMENTS, head) if count]
