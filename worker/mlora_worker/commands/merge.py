@@ -10,7 +10,7 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -33,6 +33,8 @@ from mlora_worker.storage.object_store.scratch import sha256_of
 from mlora_worker.storage.versioned_json import read_document
 
 _LARGEST_FILE = "5GB"  # of weights; more are shards
+# Adapter, base, the empty folder to fill, the type that is wished for, and the adapter's files -> the type of the numbers.
+Write = Callable[[Path, Path, Path, str | None, Collection[str]], str]
 
 
 def main() -> None:
@@ -41,24 +43,35 @@ def main() -> None:
 
 def merge(question: MergeQuestion) -> MergeAnswer:
     """Never raises for what is wrong with the folders: that is the answer."""
+    if importlib.util.find_spec("peft") is None:
+        return failure("merging needs PEFT: run pip install peft")
+    return written_whole(question, _write)
+
+
+def written_whole(question: MergeQuestion, write: Write) -> MergeAnswer:
+    """The folder that ``write`` fills comes to its name whole or not at all. Never raises for what is wrong with the
+    folders: that is the answer."""
     adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
     try:
-        if importlib.util.find_spec("peft") is None:
-            raise UnusableAdapter("merging needs PEFT: run pip install peft")
         listed = check_folders(adapter, base, target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that it comes to its name whole or not at all.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
-            made = Path(held) / "model"
-            dtype = _merged(adapter, base, made, question.dtype)
-            _copy_small_files(adapter, base, made, listed)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:  # beside it
+            made = Path(held) / "made"
+            made.mkdir()
+            dtype = write(adapter, base, made, question.dtype, listed)
             size = sum(path.stat().st_size for path in made.iterdir())
             made.rename(target)
     except UnusableAdapter as error:
         return failure(str(error))
-    except Exception as error:  # damaged weights of the base break the libraries anywhere, with any error
+    except Exception as error:  # damaged weights break the libraries anywhere, with any error
         return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
     return MergeAnswer(bytes=size, dtype=dtype)
+
+
+def _write(adapter: Path, base: Path, made: Path, wished: str | None, listed: Collection[str]) -> str:
+    dtype = _merged(adapter, base, made, wished)
+    _copy_small_files(adapter, base, made, listed)
+    return dtype
 
 
 def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mlora_worker.commands.adapter_check import UnusableAdapter, json_object
-from mlora_worker.commands.merge import check_folders, failure
+from mlora_worker.commands.merge import written_whole
 from mlora_worker.commands.scales import rank_of, scale_of
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import (
@@ -85,28 +84,18 @@ def main() -> None:
 
 def export(question: MergeQuestion) -> MergeAnswer:
     """Never raises for what is wrong with the folders: that is the answer."""
-    adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
-    try:
-        listed = check_folders(adapter, base, target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that it comes to its name whole or not at all.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
-            made = Path(held) / "adapter"
-            made.mkdir()
-            dtype = _write(adapter, base, made, question.dtype)
-            if TEMPLATE_NAME in listed and (adapter / TEMPLATE_NAME).is_file():
-                shutil.copyfile(adapter / TEMPLATE_NAME, made / TEMPLATE_NAME)
-            _write_manifest(adapter, made)
-            size = sum(path.stat().st_size for path in made.iterdir())
-            made.rename(target)
-    except UnusableAdapter as error:
-        return failure(str(error))
-    except Exception as error:  # damaged weights break the libraries anywhere, with any error
-        return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
-    return MergeAnswer(bytes=size, dtype=dtype)
+    return written_whole(question, _write)
 
 
-def _write(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
+def _write(adapter: Path, base: Path, made: Path, wished: str | None, listed: Collection[str]) -> str:
+    dtype = _write_plain(adapter, base, made, wished)
+    if TEMPLATE_NAME in listed and (adapter / TEMPLATE_NAME).is_file():
+        shutil.copyfile(adapter / TEMPLATE_NAME, made / TEMPLATE_NAME)
+    _write_manifest(adapter, made)
+    return dtype
+
+
+def _write_plain(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
     """Weights and configuration; the type of the numbers."""
     config = json_object(adapter / CONFIG_NAME)
     for name, nothing in (("use_dora", False), ("bias", "none"), ("modules_to_save", None)):
