@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mlora_worker
+from tests.fixtures.compiled_apart import compiled_apart
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.integration
@@ -39,15 +36,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("architecture", MULTIPLIES)
 def test_every_kernel_compiles_without_spilling_and_uses_matrix_units(architecture: str) -> None:
     """By Triton's own compiler and assembler, in a process of its own: here they may be interpreted."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fixtures.compile_kernels", architecture],
-        env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled_apart("tests.fixtures.compile_kernels", architecture)
     assert {one["kernel"] for one in found} == written()
     wrong = {f"{one['name']}: {fault}" for one in found for fault in faults(one, MULTIPLIES[architecture])}
     assert not wrong

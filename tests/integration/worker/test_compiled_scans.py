@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
+
+from tests.fixtures.compiled_apart import compiled_apart
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.integration
@@ -21,14 +19,6 @@ def test_every_kernel_compiles_and_has_the_shared_memory_that_it_asks_for(archit
         version("fla-core")
     except PackageNotFoundError:
         pytest.skip("fla-core is not installed")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fixtures.compile_scans", architecture],
-        env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = {one["kernel"] for one in map(json.loads, done.stdout.splitlines())}
+    found = {one["kernel"] for one in compiled_apart("tests.fixtures.compile_scans", architecture)}
     assert {"chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64", "chunk_bwd_kernel_dh"} <= found
     assert len(found) > 12
